@@ -1,0 +1,1 @@
+//! Configuration: plain data, its defaults, and how it is loaded.

@@ -1,0 +1,1 @@
+//! Connections: one task a socket.

@@ -1,0 +1,3 @@
+//! The `milepost` binary.
+
+fn main() {}

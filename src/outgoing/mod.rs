@@ -1,0 +1,1 @@
+//! The outgoing queue of a connection: a view of the rooms’ shared tails.

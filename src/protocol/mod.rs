@@ -1,0 +1,1 @@
+//! The wire protocol: text in, types out, and back.

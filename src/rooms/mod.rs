@@ -1,0 +1,1 @@
+//! Rooms: membership, presence and the newest positions.
