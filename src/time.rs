@@ -12,7 +12,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct UnixMillis(i64);
 
 const MIN: i64 = -62_167_219_200_000;
-const MAX: i64 = 253_402_300_799_999;
+/// 9999-12-30T22:00:00.999Z: the latest instant that every UTC offset can still write
+/// (and jiff's own bound).
+const MAX: i64 = 253_402_207_200_999;
 
 impl UnixMillis {
     /// Takes a count of milliseconds; `None` outside the years 0000 to 9999, which
@@ -106,7 +108,7 @@ mod tests {
             (0, "1970-01-01T00:00:00.000Z"),
             (951_827_696_789, "2000-02-29T12:34:56.789Z"),
             (MIN, "0000-01-01T00:00:00.000Z"),
-            (MAX, "9999-12-31T23:59:59.999Z"),
+            (MAX, "9999-12-30T22:00:00.999Z"),
         ] {
             let time = UnixMillis::new(millis).unwrap();
             assert_eq!(time.to_string(), text);

@@ -1,1 +1,11 @@
-//! Rooms: membership, presence and the newest positions.
+//! Rooms: membership, presence, and each room's event stream.
+//!
+//! Rooms know outgoing queues, never sockets or sessions.
+
+mod hub;
+mod presence;
+mod room;
+
+pub use hub::{Announcer, Hub, JoinProgress, JoinRefused, PRESENCE_COLLECTED_FOR, Settings};
+pub use presence::{LeaveReason, Presence};
+pub use room::{Join, JoinDone, Room};

@@ -1,0 +1,334 @@
+//! All rooms of this process. A room exists while somebody is in it.
+//!
+//! What the log has committed comes in through [`Hub::publish`] and [`Hub::activate`], in
+//! the log's order and from one task; joins and leaves come from the connections.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::presence::LeaveReason;
+use super::room::{Gone, Join, LogView, Room};
+use crate::ids::{ClientId, ConnId, RoomId};
+use crate::outgoing::{Feed, PositionEvent};
+use crate::time::UnixMillis;
+
+/// How long presence changes of a room are collected before they are announced.
+pub const PRESENCE_COLLECTED_FOR: Duration = Duration::from_millis(100);
+
+/// The limits of rooms.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `limits.rooms`; 0: no limit.
+    pub rooms: usize,
+    /// `limits.members_per_room`; 0: no limit.
+    pub members_per_room: usize,
+    /// `limits.presence_members`.
+    pub presence_members: usize,
+    /// `limits.max_frame_out`, in bytes.
+    pub max_frame_out: usize,
+    /// How much of a room's events is kept for cursors and resumes, in bytes.
+    pub tail_bytes: usize,
+    /// `room_log.newest_age`.
+    pub newest_age: Duration,
+}
+
+impl Settings {
+    /// The oldest fix that still counts as a vehicle's newest at `now`.
+    #[must_use]
+    pub fn oldest_fix(&self, now: UnixMillis) -> UnixMillis {
+        now.plus(-i64::try_from(self.newest_age.as_millis()).unwrap_or(i64::MAX))
+    }
+}
+
+/// Why a join was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinRefused {
+    /// `limits.members_per_room` of that room.
+    RoomFull(usize),
+    /// `limits.rooms` of the server.
+    TooManyRooms(usize),
+}
+
+/// How a join goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinProgress {
+    /// Answered.
+    Answered {
+        /// Whether `since` could be honoured, if there was one.
+        resumed: Option<bool>,
+    },
+    /// The room is being loaded from the log; it will be answered then.
+    Waiting {
+        /// The caller has to ask the log for the room.
+        load: bool,
+    },
+}
+
+enum Place {
+    Loading(Vec<Join>),
+    Active(Arc<Room>),
+}
+
+/// All rooms.
+pub struct Hub {
+    places: RwLock<FxHashMap<RoomId, Place>>,
+    settings: Settings,
+    epoch: RwLock<Arc<str>>,
+    head: AtomicU64,
+    announced: AtomicBool,
+    announcements: mpsc::UnboundedSender<(Instant, Arc<Room>)>,
+    resumed: [AtomicUsize; 2],
+}
+
+/// Announces presence changes when their time has come. Spawn [`Announcer::run`].
+pub struct Announcer {
+    hub: Arc<Hub>,
+    due: mpsc::UnboundedReceiver<(Instant, Arc<Room>)>,
+}
+
+impl Announcer {
+    /// Runs until the hub is gone.
+    pub async fn run(mut self) {
+        let mut wakes = Vec::new();
+        while let Some((when, room)) = self.due.recv().await {
+            tokio::time::sleep_until(when).await;
+            room.announce(&self.hub.settings, &mut wakes);
+            wakes.drain(..).for_each(Waker::wake);
+        }
+    }
+}
+
+impl Hub {
+    /// No rooms yet; the log is at `head` of `epoch`.
+    #[must_use]
+    pub fn new(settings: Settings, epoch: Arc<str>, head: u64) -> (Arc<Self>, Announcer) {
+        let (announcements, due) = mpsc::unbounded_channel();
+        let hub = Arc::new(Self {
+            places: RwLock::default(),
+            settings,
+            epoch: RwLock::new(epoch),
+            head: AtomicU64::new(head),
+            announced: AtomicBool::new(true),
+            announcements,
+            resumed: [AtomicUsize::new(0), AtomicUsize::new(0)],
+        });
+        let announcer = Announcer { hub: hub.clone(), due };
+        (hub, announcer)
+    }
+
+    /// Lets a connection into a room, at once if the room is active.
+    ///
+    /// # Errors
+    /// [`JoinRefused`] with the limit that is reached; nothing has changed then.
+    pub fn join(&self, room: &RoomId, mut join: Join) -> Result<JoinProgress, JoinRefused> {
+        loop {
+            if let Some(active) = self.get(room) {
+                let limit = self.settings.members_per_room;
+                if limit > 0 && active.connections() >= limit {
+                    return Err(JoinRefused::RoomFull(limit));
+                }
+                match self.join_active(&active, join) {
+                    Ok(resumed) => return Ok(JoinProgress::Answered { resumed }),
+                    // Its last member left meanwhile: look again.
+                    Err(Gone(again)) => join = again,
+                }
+                continue;
+            }
+            let mut places = self.places.write();
+            let limit = self.settings.rooms;
+            if limit > 0 && places.len() >= limit && !places.contains_key(room) {
+                return Err(JoinRefused::TooManyRooms(limit));
+            }
+            match places.get_mut(room) {
+                None => {
+                    places.insert(room.clone(), Place::Loading(vec![join]));
+                    return Ok(JoinProgress::Waiting { load: true });
+                }
+                Some(Place::Loading(waiting)) => {
+                    let limit = self.settings.members_per_room;
+                    if limit > 0 && waiting.len() >= limit {
+                        return Err(JoinRefused::RoomFull(limit));
+                    }
+                    waiting.push(join);
+                    return Ok(JoinProgress::Waiting { load: false });
+                }
+                // Activated between the two locks.
+                Some(Place::Active(_)) => {}
+            }
+        }
+    }
+
+    fn join_active(&self, room: &Arc<Room>, join: Join) -> Result<Option<bool>, Gone> {
+        let epoch = self.epoch();
+        let log = LogView { epoch: &epoch, head: self.head() };
+        let joined = room.join(join, &log, &self.settings)?;
+        if joined.announce {
+            self.announce_later(room);
+        }
+        if let Some(recovered) = joined.resumed {
+            self.resumed[usize::from(recovered)].fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(joined.resumed)
+    }
+
+    fn announce_later(&self, room: &Arc<Room>) {
+        let when = Instant::now() + PRESENCE_COLLECTED_FOR;
+        // The announcer outlives the hub's users; if it is gone, the process ends.
+        let _ = self.announcements.send((when, room.clone()));
+    }
+
+    /// Takes a join back that still waits for its room. Returns it, so that it can be
+    /// answered otherwise; `None` if it has been answered already.
+    pub fn cancel(&self, room: &RoomId, conn: ConnId) -> Option<Join> {
+        let mut places = self.places.write();
+        let Some(Place::Loading(waiting)) = places.get_mut(room) else { return None };
+        let at = waiting.iter().position(|join| join.queue.conn() == conn)?;
+        Some(waiting.remove(at))
+    }
+
+    /// Lets a connection out of a room.
+    pub fn leave(
+        &self,
+        room: &RoomId,
+        conn: ConnId,
+        client: &ClientId,
+        hidden: bool,
+        reason: LeaveReason,
+    ) {
+        let Some(active) = self.get(room) else { return };
+        let announced = self.announced.load(Ordering::Relaxed);
+        let left = active.leave(conn, client, hidden, reason, announced);
+        if left.announce {
+            self.announce_later(&active);
+        }
+        if left.empty {
+            self.forget(&active);
+        }
+    }
+
+    fn forget(&self, room: &Arc<Room>) {
+        let mut places = self.places.write();
+        if let Some(Place::Active(found)) = places.get(room.id())
+            && Arc::ptr_eq(found, room)
+        {
+            places.remove(room.id());
+        }
+    }
+
+    /// Makes a room active once the log has loaded it, and answers the joins that waited.
+    pub fn activate(&self, room: &RoomId, seq: u64, newest: Vec<PositionEvent>) {
+        let settings = &self.settings;
+        let feed =
+            Feed::new(room.clone(), seq, newest, settings.tail_bytes, settings.max_frame_out);
+        let active = Arc::new(Room::new(feed));
+        let waiting = {
+            let mut places = self.places.write();
+            match places.get_mut(room) {
+                Some(place @ Place::Loading(_)) => {
+                    match std::mem::replace(place, Place::Active(active.clone())) {
+                        Place::Loading(waiting) => waiting,
+                        Place::Active(_) => Vec::new(),
+                    }
+                }
+                _ => return,
+            }
+        };
+        for join in waiting {
+            // It cannot be gone: nobody has left it yet.
+            let _ = self.join_active(&active, join);
+        }
+        if active.give_up_if_empty() {
+            self.forget(&active);
+        }
+    }
+
+    /// Sends a committed position to those who are in `room`. Wakers are added to `wakes`.
+    pub fn publish(&self, room: &RoomId, event: &PositionEvent, wakes: &mut Vec<Waker>) {
+        if let Some(active) = self.get(room) {
+            active.publish(event, wakes);
+        }
+    }
+
+    /// Notes how far the log is.
+    pub fn set_head(&self, seq: u64) {
+        self.head.fetch_max(seq, Ordering::Release);
+    }
+
+    /// The store's highest `seq` that has been distributed.
+    #[must_use]
+    pub fn head(&self) -> u64 {
+        self.head.load(Ordering::Acquire)
+    }
+
+    /// The log's epoch.
+    #[must_use]
+    pub fn epoch(&self) -> Arc<str> {
+        self.epoch.read().clone()
+    }
+
+    /// The active room of that name.
+    #[must_use]
+    pub fn get(&self, room: &RoomId) -> Option<Arc<Room>> {
+        match self.places.read().get(room) {
+            Some(Place::Active(active)) => Some(active.clone()),
+            _ => None,
+        }
+    }
+
+    /// Stops announcing who leaves: everybody does, and nobody here is to hear it
+    /// (shutdown.md).
+    pub fn stop_announcing(&self) {
+        self.announced.store(false, Ordering::Relaxed);
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Active rooms and the connections in them.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let places = self.places.read();
+        let members = places
+            .values()
+            .map(|place| match place {
+                Place::Active(room) => room.connections(),
+                Place::Loading(_) => 0,
+            })
+            .sum();
+        (places.len(), members)
+    }
+
+    /// Resumes that found everything, and those that got a reset.
+    #[must_use]
+    pub fn resumes(&self) -> (usize, usize) {
+        let [reset, recovered] = &self.resumed;
+        (recovered.load(Ordering::Relaxed), reset.load(Ordering::Relaxed))
+    }
+
+    /// Forgets vehicles whose last fix is too old, in all rooms.
+    pub fn expire(&self, now: UnixMillis) {
+        let rooms: Vec<_> = self
+            .places
+            .read()
+            .values()
+            .filter_map(|place| match place {
+                Place::Active(room) => Some(room.clone()),
+                Place::Loading(_) => None,
+            })
+            .collect();
+        let oldest = self.settings.oldest_fix(now);
+        for room in rooms {
+            room.feed().with(|state| state.expire(oldest));
+        }
+    }
+}

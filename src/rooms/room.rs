@@ -1,0 +1,238 @@
+//! One active room: who is in it and its event stream.
+//!
+//! Lock order: presence, then the feed, then a queue.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
+
+use super::hub::Settings;
+use super::presence::{LeaveReason, Presence};
+use crate::ids::{ClientId, ConnId, RoomId};
+use crate::outgoing::{Cursor, Events, Feed, PositionEvent, Queue, SnapshotWalk, Start, Weight};
+use crate::protocol::client::{Mode, Since};
+use crate::protocol::envelope::RequestId;
+use crate::protocol::{frame, server};
+use crate::time::UnixMillis;
+
+/// Called when a join has been answered.
+pub type JoinDone = Box<dyn FnOnce() + Send>;
+
+/// A connection that wants to be in a room.
+pub struct Join {
+    /// Where its events go.
+    pub queue: Arc<Queue>,
+    /// Its identity.
+    pub client: ClientId,
+    /// Never announced (viewers of a public map).
+    pub hidden: bool,
+    /// What it was granted.
+    pub mode: Mode,
+    /// The old gateway's flat form: a short answer, positions only.
+    pub flat: bool,
+    /// Where its view ended, if it resumes.
+    pub since: Option<Since>,
+    /// The request's id.
+    pub id: Option<RequestId>,
+    /// What to do after the answer is in the queue.
+    pub done: JoinDone,
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    presence: Presence,
+    /// All connections in the room, hidden ones too.
+    connections: FxHashSet<ConnId>,
+    /// The room has been given up; whoever still finds it must look again.
+    gone: bool,
+    announcing: bool,
+}
+
+/// One active room.
+#[derive(Debug)]
+pub struct Room {
+    feed: Arc<Feed>,
+    members: Mutex<Members>,
+}
+
+/// The room was given up while it was being looked for.
+pub(super) struct Gone(pub(super) Join);
+
+/// The log as a join sees it.
+pub(super) struct LogView<'a> {
+    pub(super) epoch: &'a str,
+    /// The store's highest `seq`.
+    pub(super) head: u64,
+}
+
+impl Room {
+    pub(super) fn new(feed: Feed) -> Self {
+        Self { feed: Arc::new(feed), members: Mutex::default() }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> &RoomId {
+        self.feed.room()
+    }
+
+    /// Its event stream.
+    #[must_use]
+    pub fn feed(&self) -> &Feed {
+        &self.feed
+    }
+
+    /// Connections in the room.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.members.lock().connections.len()
+    }
+
+    /// Lets a connection in: `room_joined` into its lane, then its seat. Returns whether
+    /// presence has to be announced.
+    pub(super) fn join(
+        &self,
+        join: Join,
+        log: &LogView<'_>,
+        settings: &Settings,
+    ) -> Result<Joined, Gone> {
+        let mut members = self.members.lock();
+        if members.gone {
+            return Err(Gone(join));
+        }
+        // A connection that ended while its room was loading must not stay behind as a
+        // member: whoever comes second to this lock, its leave or this join, sees the other.
+        if join.queue.is_closed() {
+            return Ok(Joined { announce: false, resumed: None });
+        }
+        if members.connections.insert(join.queue.conn()) && !join.hidden {
+            members.presence.join(&join.client, join.queue.conn());
+        }
+        let announce = members.wants_announcing();
+        let recovered = self.feed.with(|state| {
+            let cursor = join.since.as_ref().and_then(|since| {
+                let known = since.epoch == log.epoch && since.seq <= log.head;
+                known.then(|| state.resume_after(since.seq)).flatten()
+            });
+            let recovered = cursor.is_some();
+            let (text, walk) = self.answer(&join, &members.presence, state, cursor, log, settings);
+            join.queue.push(frame::text_frame(&text), Weight::Free);
+            if join.mode.subscribes() {
+                let events = if join.flat { Events::PositionsOnly } else { Events::All };
+                let start = Start { cursor, snapshot: walk };
+                self.feed.subscribe(state, &join.queue, events, start);
+            }
+            recovered
+        });
+        (join.done)();
+        Ok(Joined { announce, resumed: join.since.map(|_| recovered) })
+    }
+
+    fn answer(
+        &self,
+        join: &Join,
+        presence: &Presence,
+        state: &crate::outgoing::FeedState,
+        cursor: Option<Cursor>,
+        log: &LogView<'_>,
+        settings: &Settings,
+    ) -> (String, Option<SnapshotWalk>) {
+        let head = server::RoomJoinedHead {
+            room: self.id(),
+            mode: join.mode,
+            epoch: log.epoch,
+            seq: state.last_seq(),
+            recovered: cursor.is_some(),
+            member_count: presence.len(),
+        };
+        if join.flat {
+            return (server::room_joined_flat(join.id.as_ref(), &head), None);
+        }
+        if !join.mode.subscribes() {
+            return (server::room_joined_publish(join.id.as_ref(), &head), None);
+        }
+        let listed: VecDeque<_> =
+            presence.members(settings.presence_members).cloned().collect();
+        let oldest = settings.oldest_fix(UnixMillis::now());
+        let mut walk = SnapshotWalk::new(listed, state.head().index, oldest);
+        let mut text = server::room_joined_open(join.id.as_ref(), &head);
+        let finished = walk.fill(&mut text, state.newest(), settings.max_frame_out);
+        text.push_str("}}");
+        (text, (!finished).then_some(walk))
+    }
+
+    /// Counts a connection out. Returns whether the room is now empty and given up, and
+    /// whether presence has to be announced.
+    pub(super) fn leave(
+        &self,
+        conn: ConnId,
+        client: &ClientId,
+        hidden: bool,
+        reason: LeaveReason,
+        announced: bool,
+    ) -> Left {
+        self.feed.unsubscribe(conn);
+        let mut members = self.members.lock();
+        if members.connections.remove(&conn) && !hidden {
+            members.presence.leave(client, reason);
+        }
+        if !announced {
+            members.presence.forget_changes();
+        }
+        members.gone = members.connections.is_empty();
+        Left { empty: members.gone, announce: !members.gone && members.wants_announcing() }
+    }
+
+    /// Gives the room up if nobody is in it.
+    pub(super) fn give_up_if_empty(&self) -> bool {
+        let mut members = self.members.lock();
+        members.gone |= members.connections.is_empty();
+        members.gone
+    }
+
+    /// Sends the collected presence changes.
+    pub(super) fn announce(&self, settings: &Settings, wakes: &mut Vec<Waker>) {
+        let mut members = self.members.lock();
+        members.announcing = false;
+        let announcements = members.presence.announce(
+            self.id(),
+            settings.presence_members,
+            settings.max_frame_out,
+        );
+        self.feed.with(|state| {
+            for announcement in announcements {
+                let frame = frame::text_frame(&announcement.text);
+                state.append_other(frame, announcement.except, wakes);
+            }
+        });
+    }
+
+    /// Appends a position and wakes who listens.
+    pub(super) fn publish(&self, event: &PositionEvent, wakes: &mut Vec<Waker>) {
+        self.feed.with(|state| state.append_position(event, wakes));
+    }
+}
+
+impl Members {
+    fn wants_announcing(&mut self) -> bool {
+        let wants = self.presence.has_changes() && !self.announcing;
+        self.announcing |= wants;
+        wants
+    }
+}
+
+/// What a join led to.
+pub(super) struct Joined {
+    pub(super) announce: bool,
+    /// Whether `since` could be honoured, if there was one.
+    pub(super) resumed: Option<bool>,
+}
+
+/// What a leave led to.
+pub(super) struct Left {
+    pub(super) empty: bool,
+    pub(super) announce: bool,
+}
