@@ -65,7 +65,7 @@ impl Batch {
     /// An array for [`Batch::slices`].
     #[must_use]
     pub fn empty_slices<'a>() -> [IoSlice<'a>; MAX_SLICES] {
-        [const { IoSlice::new(&[]) }; MAX_SLICES]
+        [IoSlice::new(&[]); MAX_SLICES]
     }
 
     /// Takes note that `written` bytes have left; returns how many frames that finished.

@@ -6,14 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
 use crate::ids::{ClientId, ConnId, RoomId};
 use crate::protocol::server;
 
 /// Why members left, as `member_left` says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LeaveReason {
     /// It asked to.
     Left,
@@ -23,6 +20,19 @@ pub enum LeaveReason {
     Timeout,
     /// This server is being stopped or drained.
     ServerShuttingDown,
+}
+
+impl LeaveReason {
+    /// The word on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Left => "left",
+            Self::Disconnected => "disconnected",
+            Self::Timeout => "timeout",
+            Self::ServerShuttingDown => "server_shutting_down",
+        }
+    }
 }
 
 /// An announcement, encoded, and the connection that is not to get it.
@@ -95,7 +105,7 @@ impl Presence {
     }
 
     /// The announcements of the changes since the last call: lists, or counts in a room of
-    /// more than `listed` members. No text is longer than about `max_bytes`.
+    /// more than `listed` members. No text is longer than `max_bytes`.
     pub(super) fn announce(
         &mut self,
         room: &RoomId,
@@ -117,51 +127,20 @@ impl Presence {
             _ => None,
         };
         let names: Vec<ClientId> = joined.into_keys().collect();
-        for page in pages(&names, max_bytes) {
-            announcements.push(Announcement { text: server::member_joined(room, page), except });
+        for text in server::member_joined(room, &names, max_bytes) {
+            announcements.push(Announcement { text, except });
         }
         let mut by_reason: BTreeMap<LeaveReason, Vec<ClientId>> = BTreeMap::new();
         for (client, reason) in left {
             by_reason.entry(reason).or_default().push(client);
         }
         for (reason, names) in by_reason {
-            for page in pages(&names, max_bytes) {
-                let text = server::member_left(room, page, reason);
+            for text in server::member_left(room, &names, reason.name(), max_bytes) {
                 announcements.push(Announcement { text, except: None });
             }
         }
         announcements
     }
-}
-
-/// Cuts `names` into runs whose JSON stays under `max_bytes`, envelope included.
-fn pages(names: &[ClientId], max_bytes: usize) -> impl Iterator<Item = &[ClientId]> {
-    // The envelope repeats the room and, for one member, its name: at most 6 bytes a char.
-    const ENVELOPE: usize = 2 * 6 * crate::ids::MAX_NAME_CHARS + 256;
-    let limit = max_bytes.saturating_sub(ENVELOPE);
-    let mut rest = names;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let mut bytes = 0;
-        let fitting = rest
-            .iter()
-            .take_while(|name| {
-                bytes += json_len(name.as_str()) + 1;
-                bytes <= limit
-            })
-            .count()
-            .max(1);
-        let (page, remaining) = rest.split_at(fitting);
-        rest = remaining;
-        Some(page)
-    })
-}
-
-fn json_len(text: &str) -> usize {
-    // Control characters cannot occur in names; quotes and backslashes are escaped.
-    text.len() + 2 + text.bytes().filter(|b| matches!(b, b'"' | b'\\')).count()
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //!
 //! Lock order: presence, then the feed, then a queue.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -15,6 +14,7 @@ use crate::ids::{ClientId, ConnId, RoomId};
 use crate::outgoing::{Cursor, Events, Feed, PositionEvent, Queue, SnapshotWalk, Start, Weight};
 use crate::protocol::client::{Mode, Since};
 use crate::protocol::envelope::RequestId;
+use crate::protocol::page::PageBuilder;
 use crate::protocol::{frame, server};
 use crate::time::UnixMillis;
 
@@ -140,28 +140,28 @@ impl Room {
         log: &LogView<'_>,
         settings: &Settings,
     ) -> (String, Option<SnapshotWalk>) {
-        let head = server::RoomJoinedHead {
-            room: self.id(),
-            mode: join.mode,
-            epoch: log.epoch,
-            seq: state.last_seq(),
-            recovered: cursor.is_some(),
-            member_count: presence.len(),
-        };
+        let (id, room, seq) = (join.id.as_ref(), self.id(), state.last_seq());
         if join.flat {
-            return (server::room_joined_flat(join.id.as_ref(), &head), None);
+            return (server::room_joined_flat(id, room, log.epoch, seq), None);
         }
         if !join.mode.subscribes() {
-            return (server::room_joined_publish(join.id.as_ref(), &head), None);
+            return (server::room_joined_publish(id, room, log.epoch, seq), None);
         }
-        let listed: VecDeque<_> =
-            presence.members(settings.presence_members).cloned().collect();
+        let listed = presence.members(settings.presence_members).cloned().collect();
         let oldest = settings.oldest_fix(UnixMillis::now());
         let mut walk = SnapshotWalk::new(listed, state.head().index, oldest);
-        let mut text = server::room_joined_open(join.id.as_ref(), &head);
-        let finished = walk.fill(&mut text, state.newest(), settings.max_frame_out);
-        text.push_str("}}");
-        (text, (!finished).then_some(walk))
+        let mut page = PageBuilder::room_joined(
+            id,
+            room,
+            join.mode,
+            log.epoch,
+            seq,
+            cursor.is_some(),
+            presence.len(),
+            settings.max_frame_out,
+        );
+        let finished = walk.fill(&mut page, state.newest());
+        (page.finish_more(!finished), (!finished).then_some(walk))
     }
 
     /// Counts a connection out. Returns whether the room is now empty and given up, and

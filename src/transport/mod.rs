@@ -1,1 +1,6 @@
-//! The transport: sockets and the upgrade.
+//! The transport: the socket and what the kernel holds of it.
+
+pub mod kernel_queue;
+mod socket;
+
+pub use socket::Socket;

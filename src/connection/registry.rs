@@ -1,0 +1,269 @@
+//! All connections of the process, and what becomes of them in a shutdown.
+//!
+//! A connection is registered before its `101` is written and leaves when its task (or the
+//! handshake that never became one) is dropped.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::handle::{Handle, Progress};
+use crate::admission::{Requests, Totals};
+use crate::ids::{ClientId, ConnId, fresh_id};
+use crate::outgoing::{Backlog, Queue};
+use crate::transport::Socket;
+
+const SHARDS: usize = 16;
+/// How often connections' due times are looked at; the resolution of their timers.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What became of the connections in a shutdown (shutdown.md, "The log contract").
+#[derive(Debug, Default)]
+#[allow(missing_docs, reason = "the names are those of the report, explained in shutdown.md")]
+pub struct Tally {
+    pub notified: AtomicU64,
+    pub drained: AtomicU64,
+    pub acked: AtomicU64,
+    pub left_early: AtomicU64,
+    pub terminated: AtomicU64,
+    pub unacked_close: AtomicU64,
+    pub closing: AtomicU64,
+    pub messages_flushed: AtomicU64,
+    pub bytes_flushed: AtomicU64,
+    pub messages_dropped: AtomicU64,
+    pub bytes_dropped: AtomicU64,
+    pub kernel_unacked_bytes: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn dropped(&self, backlog: Backlog) {
+        self.messages_dropped.fetch_add(backlog.messages, Ordering::Relaxed);
+        self.bytes_dropped.fetch_add(backlog.bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn flushed(&self, messages: usize, bytes: usize) {
+        self.messages_flushed.fetch_add(messages as u64, Ordering::Relaxed);
+        self.bytes_flushed.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// All connections.
+#[derive(Debug)]
+pub struct Registry {
+    shards: [Mutex<FxHashMap<ConnId, Arc<Handle>>>; SHARDS],
+    next: AtomicU64,
+    live: AtomicUsize,
+    /// Live connections that are not drained yet.
+    undrained: AtomicUsize,
+    changed: Notify,
+    started: Instant,
+    tally: Tally,
+    requests: Arc<Totals>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self {
+            shards: Default::default(),
+            next: AtomicU64::new(1),
+            live: AtomicUsize::new(0),
+            undrained: AtomicUsize::new(0),
+            changed: Notify::new(),
+            started: Instant::now(),
+            tally: Tally::default(),
+            requests: Arc::default(),
+        }
+    }
+}
+
+/// A registered connection; dropping it takes the connection out.
+#[derive(Debug)]
+pub struct Registered {
+    handle: Arc<Handle>,
+    registry: Arc<Registry>,
+}
+
+impl Registered {
+    /// The connection.
+    #[must_use]
+    pub fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
+    /// Where it is registered.
+    #[must_use]
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Notes that all that had to arrive has arrived.
+    pub(super) fn set_drained(&self) {
+        if self.handle.advance(Progress::Drained) {
+            self.registry.tally.drained.fetch_add(1, Ordering::Relaxed);
+            self.settle();
+        }
+    }
+
+    fn settle(&self) {
+        if self.handle.settle() {
+            self.registry.undrained.fetch_sub(1, Ordering::AcqRel);
+            self.registry.changed.notify_waiters();
+        }
+    }
+
+    /// Notes that the shutdown's close frame is on its way.
+    pub(super) fn set_closing(&self) {
+        if self.handle.advance(Progress::Closing) {
+            self.registry.tally.closing.fetch_add(1, Ordering::Relaxed);
+            self.settle();
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let shard = self.registry.shard(self.handle.conn);
+        if shard.lock().remove(&self.handle.conn).is_some() {
+            if self.handle.settle() {
+                self.registry.undrained.fetch_sub(1, Ordering::AcqRel);
+            }
+            self.registry.live.fetch_sub(1, Ordering::AcqRel);
+            self.registry.changed.notify_waiters();
+        }
+    }
+}
+
+impl Registry {
+    fn shard(&self, conn: ConnId) -> &Mutex<FxHashMap<ConnId, Arc<Handle>>> {
+        // Numbers are consecutive, so the low bits spread evenly.
+        let at = usize::try_from(conn.0 % SHARDS as u64).unwrap_or(0);
+        &self.shards[at]
+    }
+
+    /// Registers a connection. Read the phase after this, not before: then it is either
+    /// refused or notified.
+    #[must_use]
+    pub fn register(
+        self: &Arc<Self>,
+        client: Option<ClientId>,
+        peer: SocketAddr,
+        socket: Socket,
+    ) -> Registered {
+        let conn = ConnId(self.next.fetch_add(1, Ordering::Relaxed));
+        let queue = Arc::new(Queue::new(conn));
+        let requests = Arc::new(Requests::new(queue.clone(), self.requests.clone()));
+        let handle = Arc::new(Handle::new(
+            conn,
+            fresh_id(),
+            client,
+            peer,
+            socket,
+            requests,
+            queue,
+        ));
+        self.live.fetch_add(1, Ordering::AcqRel);
+        self.undrained.fetch_add(1, Ordering::AcqRel);
+        self.shard(conn).lock().insert(conn, handle.clone());
+        Registered { handle, registry: self.clone() }
+    }
+
+    /// Live connections.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.live.load(Ordering::Acquire)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Live connections that have not drained.
+    #[must_use]
+    pub fn undrained(&self) -> usize {
+        self.undrained.load(Ordering::Acquire)
+    }
+
+    /// All connections now.
+    #[must_use]
+    pub fn handles(&self) -> Vec<Arc<Handle>> {
+        let mut all = Vec::with_capacity(self.len());
+        for shard in &self.shards {
+            all.extend(shard.lock().values().cloned());
+        }
+        all
+    }
+
+    /// Returns when `condition` holds; it is looked at whenever a connection drains or goes.
+    pub async fn until(&self, condition: impl Fn(&Self) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // Listen before looking, or a change in between is missed.
+            changed.as_mut().enable();
+            if condition(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// What became of connections in the shutdown.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Requests completed and refused.
+    #[must_use]
+    pub fn request_totals(&self) -> &Totals {
+        &self.requests
+    }
+
+    /// Milliseconds since the registry began: the clock of [`Handle`]'s due times.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Gives connections the ticks they asked for, until the process ends.
+    pub async fn sweep(self: Arc<Self>) {
+        let mut interval = tokio::time::interval(SWEEP_INTERVAL);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        loop {
+            interval.tick().await;
+            let now = self.now_ms();
+            for shard in &self.shards {
+                for handle in shard.lock().values() {
+                    handle.tick(now);
+                }
+            }
+        }
+    }
+
+    /// Polls those that wait for their peers' kernels alone: every 2 ms at first, then
+    /// slower up to 20 ms (a delayed acknowledgement takes about 45 ms). Runs until
+    /// dropped.
+    pub async fn sample_acknowledged(&self) {
+        const FIRST: Duration = Duration::from_millis(2);
+        const LAST: Duration = Duration::from_millis(20);
+        let mut wait = FIRST;
+        loop {
+            tokio::time::sleep(wait).await;
+            let mut any = false;
+            for shard in &self.shards {
+                for handle in shard.lock().values() {
+                    any |= handle.sample_acknowledged();
+                }
+            }
+            wait = if any { (wait * 3 / 2).min(LAST) } else { FIRST };
+        }
+    }
+}
