@@ -77,11 +77,11 @@ pub(super) fn members<'a, const N: usize>(
     let mut found = [None; N];
     let mut twice = None;
     let read = each_member(text, |member| {
-        if let Some(at) = names.iter().position(|name| *name == member.key) {
-            if found[at].replace(member.value).is_some() {
-                twice = Some(names[at]);
-                return false;
-            }
+        if let Some(at) = names.iter().position(|name| *name == member.key)
+            && found[at].replace(member.value).is_some()
+        {
+            twice = Some(names[at]);
+            return false;
         }
         true
     });

@@ -14,9 +14,13 @@ pub mod event;
 pub mod fields;
 pub mod frame;
 pub mod page;
+mod payloads;
 pub mod position;
 pub mod server;
 pub mod write;
+
+#[cfg(test)]
+mod tests;
 
 pub use client::{
     BackfillBegin, ChunkPosition, History, JoinRoom, LocationUpdate, Mode, Reconnect, Since,
