@@ -11,13 +11,13 @@ pub mod decode;
 pub mod envelope;
 pub mod error;
 pub mod event;
-pub mod fields;
+mod fields;
 pub mod frame;
 pub mod page;
 mod payloads;
 pub mod position;
 pub mod server;
-pub mod write;
+mod write;
 
 #[cfg(test)]
 mod tests;
