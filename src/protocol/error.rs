@@ -140,7 +140,11 @@ pub const DEFAULT_RETRY_AFTER_MS: u64 = 1000;
 /// An error as it goes out. Made from an [`EnvelopeError`](super::EnvelopeError), a
 /// [`HandlerError`] or a [`Refusal`], by nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WireError {
+pub struct WireError(Box<Parts>);
+
+/// Behind a pointer: results are passed through every layer, errors are rare.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Parts {
     code: ErrorCode,
     message: String,
     field: Option<String>,
@@ -150,57 +154,60 @@ pub struct WireError {
 
 impl WireError {
     pub(super) fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), field: None, room_id: None, retry_after_ms: None }
+        let message = message.into();
+        Self(Box::new(Parts { code, message, field: None, room_id: None, retry_after_ms: None }))
     }
 
     pub(super) fn validation(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: Some(field.into()), ..Self::new(ErrorCode::ValidationError, message) }
+        let mut error = Self::new(ErrorCode::ValidationError, message);
+        error.0.field = Some(field.into());
+        error
     }
 
     /// The code.
     #[must_use]
-    pub const fn code(&self) -> ErrorCode {
-        self.code
+    pub fn code(&self) -> ErrorCode {
+        self.0.code
     }
 
     /// A sentence for people that names the field and what was expected.
     #[must_use]
     pub fn message(&self) -> &str {
-        &self.message
+        &self.0.message
     }
 
     /// The path of the offending field, as in `positions[3].latitude`.
     #[must_use]
     pub fn field(&self) -> Option<&str> {
-        self.field.as_deref()
+        self.0.field.as_deref()
     }
 
     /// The room that was meant.
     #[must_use]
     pub fn room_id(&self) -> Option<&str> {
-        self.room_id.as_deref()
+        self.0.room_id.as_deref()
     }
 
     /// Milliseconds to wait; always there for a code whose advice is [`Retry::Later`].
     #[must_use]
     pub fn retry_after_ms(&self) -> Option<u64> {
-        match self.code.retry() {
-            Retry::Later => Some(self.retry_after_ms.unwrap_or(DEFAULT_RETRY_AFTER_MS)),
-            Retry::Never | Retry::Elsewhere => self.retry_after_ms,
+        match self.code().retry() {
+            Retry::Later => Some(self.0.retry_after_ms.unwrap_or(DEFAULT_RETRY_AFTER_MS)),
+            Retry::Never | Retry::Elsewhere => self.0.retry_after_ms,
         }
     }
 
     /// Names the room, unless one is named already.
     #[must_use]
     pub fn with_room(mut self, room: impl Into<String>) -> Self {
-        self.room_id.get_or_insert_with(|| room.into());
+        self.0.room_id.get_or_insert_with(|| room.into());
         self
     }
 }
 
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.code, self.message)
+        write!(f, "{}: {}", self.0.code, self.0.message)
     }
 }
 
@@ -285,7 +292,7 @@ impl HandlerError {
     #[must_use]
     pub fn rate_limited(message: impl Into<String>, retry_after_ms: u64) -> Self {
         let mut error = WireError::new(ErrorCode::RateLimited, message);
-        error.retry_after_ms = Some(retry_after_ms);
+        error.0.retry_after_ms = Some(retry_after_ms);
         Self(error)
     }
 
@@ -306,8 +313,8 @@ impl HandlerError {
 
     /// The code.
     #[must_use]
-    pub const fn code(&self) -> ErrorCode {
-        self.0.code
+    pub fn code(&self) -> ErrorCode {
+        self.0.code()
     }
 
     /// The error as it would go out.
@@ -325,7 +332,7 @@ impl HandlerError {
     /// Milliseconds to wait before sending again.
     #[must_use]
     pub fn with_retry_after_ms(mut self, millis: u64) -> Self {
-        self.0.retry_after_ms = Some(millis);
+        self.0.0.retry_after_ms = Some(millis);
         self
     }
 
@@ -333,7 +340,7 @@ impl HandlerError {
     /// error without a field is about `prefix` itself.
     #[must_use]
     pub fn inside(mut self, prefix: &str) -> Self {
-        self.0.field = Some(match self.0.field.take() {
+        self.0.0.field = Some(match self.0.0.field.take() {
             Some(field) => format!("{prefix}.{field}"),
             None => prefix.to_owned(),
         });
@@ -344,9 +351,11 @@ impl HandlerError {
     /// the item itself.
     #[must_use]
     pub(super) fn in_item(mut self, index: usize) -> Self {
-        if self.0.field.as_deref() == Some("payload") {
-            self.0.field = None;
-            self.0.message = format!("`positions[{index}]` must be a JSON object.");
+        if self.0.0.field.as_deref() == Some("payload") {
+            self.0.0.field = None;
+            self.0.0.message = format!(
+                "`positions[{index}]` must be a JSON object whose names are valid Unicode."
+            );
         }
         self.inside(&format!("positions[{index}]"))
     }
@@ -398,60 +407,4 @@ impl From<Refusal> for WireError {
 
 pub(super) fn unknown_type(kind: &str) -> WireError {
     WireError::new(ErrorCode::UnknownType, format!("The type {kind:?} is unknown."))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_read_back() {
-        for code in ErrorCode::ALL {
-            assert_eq!(ErrorCode::from_name(code.name()), Some(code));
-            assert_eq!(Retry::from_name(code.retry().name()), Some(code.retry()));
-        }
-        assert_eq!(ErrorCode::from_name("server_busy"), None);
-    }
-
-    #[test]
-    fn numbers_are_those_of_the_contract() {
-        let numbers: Vec<i32> = ErrorCode::ALL.into_iter().map(ErrorCode::number).collect();
-        assert_eq!(
-            numbers,
-            [
-                -32700, -32601, -32602, -32602, -32010, -32011, -32012, -32013, -32013, -32014,
-                -32000, -32001, -32603
-            ]
-        );
-    }
-
-    #[test]
-    fn every_later_says_when() {
-        for error in [
-            WireError::from(HandlerError::room_full("a", 3)),
-            HandlerError::room_limit_exceeded("x").into(),
-            Refusal::ServerBusy { waiting: 7 }.into(),
-        ] {
-            assert_eq!(error.code().retry(), Retry::Later);
-            assert_eq!(error.retry_after_ms(), Some(DEFAULT_RETRY_AFTER_MS));
-        }
-        let error: WireError = HandlerError::rate_limited("x", 40).into();
-        assert_eq!(error.retry_after_ms(), Some(40));
-        let error: WireError = Refusal::ServerDraining.into();
-        assert_eq!((error.code().retry(), error.retry_after_ms()), (Retry::Elsewhere, None));
-    }
-
-    #[test]
-    fn busy_says_how_many_wait() {
-        let error: WireError = Refusal::ServerBusy { waiting: 10_000 }.into();
-        assert!(error.message().contains("10000"), "{error}");
-    }
-
-    #[test]
-    fn fields_become_paths() {
-        let error = HandlerError::validation("latitude", "x").inside("positions[3]");
-        assert_eq!(error.wire().field(), Some("positions[3].latitude"));
-        let error = HandlerError::message_too_large("A position", 2, 1).inside("positions[0]");
-        assert_eq!(error.wire().field(), Some("positions[0]"));
-    }
 }

@@ -1,7 +1,7 @@
 //! Reading one JSON object as raw members: the only way this floor takes input apart.
 //!
 //! `serde_json` skips a raw value without recursion, so nesting costs no stack here; what
-//! is decoded further is bounded by [`check_value`]. Nothing is copied but keys that are
+//! is decoded further is bounded by `check_value`. Nothing is copied but keys that are
 //! written with escapes.
 
 use std::borrow::Cow;
@@ -14,17 +14,17 @@ use super::error::HandlerError;
 
 /// How deep an unknown field may nest. Readers of the event see it a few levels deeper,
 /// and the stricter among them stop at 64.
-pub const MAX_DEPTH: usize = 32;
+pub(super) const MAX_DEPTH: usize = 32;
 
 /// One member of an object: its key as written and as meant, its value as written.
 #[derive(Debug, Clone)]
-pub struct Member<'a> {
+pub(super) struct Member<'a> {
     /// The key with quotes and escapes, as it stood in the text.
-    pub raw_key: &'a str,
+    pub(super) raw_key: &'a str,
     /// The key as meant.
-    pub key: Cow<'a, str>,
+    pub(super) key: Cow<'a, str>,
     /// The value as it stood in the text, without space around it.
-    pub value: &'a str,
+    pub(super) value: &'a str,
 }
 
 struct EachMember<F>(F);
@@ -77,11 +77,11 @@ pub(super) fn members<'a, const N: usize>(
     let mut found = [None; N];
     let mut twice = None;
     let read = each_member(text, |member| {
-        if let Some(at) = names.iter().position(|name| *name == member.key) {
-            if found[at].replace(member.value).is_some() {
-                twice = Some(names[at]);
-                return false;
-            }
+        if let Some(at) = names.iter().position(|name| *name == member.key)
+            && found[at].replace(member.value).is_some()
+        {
+            twice = Some(names[at]);
+            return false;
         }
         true
     });

@@ -11,12 +11,16 @@ pub mod decode;
 pub mod envelope;
 pub mod error;
 pub mod event;
-pub mod fields;
+mod fields;
 pub mod frame;
 pub mod page;
+mod payloads;
 pub mod position;
 pub mod server;
-pub mod write;
+mod write;
+
+#[cfg(test)]
+mod tests;
 
 pub use client::{
     BackfillBegin, ChunkPosition, History, JoinRoom, LocationUpdate, Mode, Reconnect, Since,

@@ -138,7 +138,10 @@ pub(super) fn read<'a>(
         return Err(error);
     }
     if read.is_err() {
-        return Err(HandlerError::validation("payload", "`payload` must be a JSON object."));
+        return Err(HandlerError::validation(
+            "payload",
+            "`payload` must be a JSON object whose names are valid Unicode.",
+        ));
     }
     reader.finish(now)
 }

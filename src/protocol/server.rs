@@ -203,9 +203,11 @@ fn presence(
     reason: Option<&str>,
     limit: usize,
 ) -> Vec<String> {
-    // `clientId` stands only beside a single member, whose page has place for it; the
-    // reason is one of a few short words.
-    let tail = reason.map_or(0, |reason| reason.len() + 13);
+    let only = if let [only] = members { Some(only) } else { None };
+    // The reason is one of a few words without escapes; each byte of a name takes two at
+    // most.
+    let tail = reason.map_or(0, |reason| reason.len() + 13)
+        + only.map_or(0, |client| client.as_str().len() * 2 + 15);
     let finish = |mut page: PageBuilder, only: Option<&ClientId>| {
         page.close_lists();
         let out = page.text_mut();
@@ -219,7 +221,6 @@ fn presence(
         }
         page.end()
     };
-    let only = if let [only] = members { Some(only) } else { None };
     let mut pages = Vec::with_capacity(1);
     let mut page = PageBuilder::presence(kind, room, tail, limit);
     for client in members {
