@@ -29,7 +29,7 @@ impl Default for Server {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            max_connections: 50_000,
+            max_connections: 16_000,
             allowed_origins: None,
             map: true,
         }
@@ -78,7 +78,7 @@ pub struct Log {
 
 /// The form of a log line; the last three rename keys and level words only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Flat JSON, one object a line.
     #[default]
@@ -95,7 +95,7 @@ pub enum LogFormat {
 
 /// The importance of a log line, most important first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Something failed and somebody should look.
     Error,

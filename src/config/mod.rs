@@ -8,19 +8,28 @@
 use serde::Deserialize;
 
 mod auth;
+mod error;
 mod limits;
 mod listen;
+mod load;
 mod room_log;
 mod secret;
 mod shutdown;
+mod sources;
 pub mod units;
+mod validate;
+
+#[cfg(test)]
+mod tests;
 
 pub use auth::{Auth, AuthMode, DefaultAccess, Expiry};
+pub use error::ConfigError;
 pub use limits::{ExtraFields, Heartbeat, Limits, Outgoing, Plane};
 pub use listen::{Admin, Log, LogFormat, LogLevel, Server, UnknownLevel};
 pub use room_log::{Engine, RoomLog};
 pub use secret::Secret;
 pub use shutdown::Shutdown;
+pub use sources::Sources;
 
 /// The whole configuration, one field a section.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -46,4 +55,7 @@ pub struct Config {
     pub shutdown: Shutdown,
     /// What goes to stdout.
     pub log: Log,
+    /// Where the keys were set, for error texts.
+    #[serde(skip)]
+    pub sources: Sources,
 }

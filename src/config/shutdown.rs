@@ -39,6 +39,15 @@ pub struct Shutdown {
     pub grace_period: Option<Duration>,
 }
 
+impl Shutdown {
+    /// What a container must allow between the signal and the kill: the lame duck, the
+    /// whole budget, and a second for the end of the process.
+    #[must_use]
+    pub fn needed_grace(&self) -> Duration {
+        self.lame_duck.saturating_add(self.close).saturating_add(Duration::from_secs(1))
+    }
+}
+
 impl Default for Shutdown {
     fn default() -> Self {
         Self {
