@@ -39,14 +39,17 @@ pub(super) fn explain(key: &str, message: &str) -> String {
         return unknown_key(key, rest);
     }
     if let Some(rest) = message.strip_prefix("unknown variant ") {
-        let wrong = quoted(rest).next().unwrap_or_default();
-        let names: Vec<_> = quoted(rest).skip(1).collect();
+        let (wrong, names) = wrong_and_names(rest);
         let hint = did_you_mean(wrong, &names);
         return format!("{key}: found \"{wrong}\", expected {}{hint}", one_of(&names));
     }
     let found =
         message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     match found.and_then(|found| found.split_once(", expected ")) {
+        // toml's words for a number where a name of an enum should be.
+        Some(("unit variant", _)) => {
+            format!("{key}: found a value that is no string, expected a name in quotes")
+        }
         Some((found, expected)) => format!("{key}: found {found}, expected {}", plain(expected)),
         None => format!("{key}: {message}"),
     }
@@ -61,14 +64,12 @@ fn plain(expected: &str) -> &str {
         "a sequence" => r#"a list such as ["one", "two"]"#,
         "path string" => "a path in quotes",
         section if section.starts_with("struct ") => "a section",
-        "string or map" | "string or table" | "enum" => "one of the names in quotes",
         other => other,
     }
 }
 
 fn unknown_key(key: &str, rest: &str) -> String {
-    let wrong = quoted(rest).next().unwrap_or_default();
-    let names: Vec<_> = quoted(rest).skip(1).collect();
+    let (wrong, names) = wrong_and_names(rest);
     let hint = did_you_mean(wrong, &names);
     let names = names.join(", ");
     match key.rsplit_once('.') {
@@ -82,12 +83,10 @@ fn unknown_key(key: &str, rest: &str) -> String {
     }
 }
 
-/// What stands between backticks. The first may itself hold one: serde quotes it as is.
-fn quoted(text: &str) -> impl Iterator<Item = &str> {
-    let (wrong, names) = text.rsplit_once("`, ").unwrap_or((text, ""));
-    // The list of names is behind `, expected`: look for its first occurrence from there.
-    let (wrong, names) = text.split_once("`, expected ").unwrap_or((wrong, names));
-    std::iter::once(wrong.trim_matches('`')).chain(names.split('`').skip(1).step_by(2))
+/// Takes "`wrong`, expected one of `a`, `b`" apart.
+fn wrong_and_names(text: &str) -> (&str, Vec<&str>) {
+    let (wrong, names) = text.split_once("`, expected ").unwrap_or((text, ""));
+    (wrong.trim_start_matches('`'), names.split('`').skip(1).step_by(2).collect())
 }
 
 fn one_of(names: &[&str]) -> String {
@@ -101,7 +100,7 @@ fn did_you_mean(wrong: &str, names: &[&str]) -> String {
     let nearest = names.iter().map(|name| (distance(wrong, name), name)).min();
     match nearest {
         Some((steps, name)) if steps <= 1 + name.len() / 5 => {
-            format!(", did you mean `{name}`?")
+            format!(" (did you mean `{name}`?)")
         }
         _ => String::new(),
     }

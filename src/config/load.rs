@@ -5,6 +5,7 @@
 //! only their bare message is used.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 
 use serde_path_to_error::Segment;
@@ -47,7 +48,7 @@ impl Config {
                 ConfigError::one(format!("--set {set}: expected section.key=value"))
             })?;
             let key = key.trim();
-            tree.set(key, value.to_owned(), &format!("--set {key}"))?;
+            tree.set(key, value.trim().to_owned(), &format!("--set {key}"))?;
         }
         tree.into_config()
     }
@@ -68,24 +69,16 @@ fn env_key(name: &str, value: &str) -> Result<Option<String>, ConfigError> {
 /// Whether Kubernetes or Docker made this variable for a service called `milepost…`
 /// (`MILEPOST_SERVICE_HOST`, `MILEPOST_PORT=tcp://…`, `MILEPOST_PORT_8080_TCP_ADDR`).
 fn is_service_link(rest: &str, value: &str) -> bool {
-    let parts: Vec<&str> = rest.split('_').collect();
-    let after =
-        |word: &str| parts.iter().rposition(|part| *part == word).map(|at| &parts[at + 1..]);
     let number = |text: &str| text.parse::<u16>().is_ok();
     let protocol = |text: &str| matches!(text, "TCP" | "UDP" | "SCTP");
     let url = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
-    match after("SERVICE") {
-        Some(["HOST"]) => return value.parse::<std::net::IpAddr>().is_ok(),
-        Some(["PORT", ..]) => return number(value),
-        _ => {}
-    }
-    // `…_TCP_PORT` ends in the word itself: look at the one before it.
-    let parts = &parts[..];
-    match parts {
-        [.., "PORT"] if url => true,
-        [.., "PORT", port, kind] if number(port) && protocol(kind) => url,
+    let parts: Vec<&str> = rest.split('_').collect();
+    match parts.as_slice() {
+        [.., "SERVICE", "HOST"] => value.parse::<IpAddr>().is_ok(),
+        [.., "PORT"] | [.., "PORT", _, "TCP" | "UDP" | "SCTP"] if url => true,
         [.., "PORT", port, kind, "ADDR" | "PORT" | "PROTO"] => number(port) && protocol(kind),
-        _ => false,
+        // `SERVICE_PORT`, and `SERVICE_PORT_NAME` for a named port.
+        parts => parts.windows(2).any(|pair| pair == ["SERVICE", "PORT"]) && number(value),
     }
 }
 
@@ -169,7 +162,11 @@ impl Tree {
                 first_message.insert(key, message);
                 continue;
             }
-            let message = first_message.get(&key).unwrap_or(&message);
+            // As text it fits no better; but only then are the allowed names known.
+            let message = match first_message.get(&key) {
+                Some(first) if !message.starts_with("unknown variant") => first,
+                _ => &message,
+            };
             let text = explain(&key, message);
             return Err(ConfigError::one(match self.sources.nearest(&key) {
                 Some(place) => format!("{place}: {text}"),

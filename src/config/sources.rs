@@ -16,7 +16,8 @@ impl Sources {
 
     /// The place that set `key` or, failing that, the nearest table around it.
     pub(super) fn nearest(&self, key: &str) -> Option<&str> {
-        let mut key = key;
+        // `section.key[3]` is set where `section.key` is.
+        let mut key = key.split_once('[').map_or(key, |(key, _)| key);
         loop {
             if let Some(place) = self.of(key) {
                 return Some(place);

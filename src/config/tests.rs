@@ -1,1 +1,572 @@
-//! placeholder
+//! The configuration as a whole: what is refused and in which words, which source
+//! wins, and that the reference file says what the code does.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+const REFERENCE: &str = include_str!("../../config/milepost.toml");
+
+/// Loads `text` as `milepost.toml`; the folder's name is cut out of an error.
+fn load(text: &str, env: &[(&str, &str)], sets: &[&str]) -> Result<Config, String> {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("milepost.toml");
+    std::fs::write(&file, text).unwrap();
+    let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    Config::load(Some(&file), env, &sets)
+        .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
+}
+
+/// Loads and validates, with a key so that the default mode is complete.
+fn problems(text: &str) -> String {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("milepost.toml");
+    std::fs::write(&file, text).unwrap();
+    let error = Config::load(Some(&file), std::iter::empty(), &[]).unwrap().validate().unwrap_err();
+    error.to_string().replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_with_place_key_and_expectation() {
+    let table: &[(&str, &[(&str, &str)], &[&str], &str)] = &[
+        // Unknown names, from every source.
+        (
+            "\n[limits]\nmesage_rate = 5\n",
+            &[],
+            &[],
+            "milepost.toml:3: limits.mesage_rate: no such key in [limits] (did you mean `message_rate`?); allowed: message_rate, message_burst, connects_per_minute",
+        ),
+        (
+            "",
+            &[("MILEPOST_LIMITS__MESAGE_RATE", "5")],
+            &[],
+            "MILEPOST_LIMITS__MESAGE_RATE: limits.mesage_rate: no such key in [limits] (did you mean `message_rate`?); allowed: message_rate",
+        ),
+        (
+            "",
+            &[],
+            &["limits.mesage_rate=5"],
+            "--set limits.mesage_rate: limits.mesage_rate: no such key in [limits] (did you mean `message_rate`?); allowed: message_rate",
+        ),
+        (
+            "# one\n# two\n[sever]\nlisten = \"127.0.0.1:1\"\n",
+            &[],
+            &[],
+            "milepost.toml:3: sever: no such section (did you mean `server`?); allowed: server, \
+             admin, auth, limits, heartbeat, outgoing, plane, room_log, shutdown, log",
+        ),
+        (
+            "",
+            &[("MILEPOST_SEVER__LISTEN", "x")],
+            &[],
+            "MILEPOST_SEVER__LISTEN: sever: no such section",
+        ),
+        ("", &[], &["sever.listen=1"], "--set sever.listen: sever: no such section"),
+        ("sources = {}", &[], &[], "milepost.toml:1: sources: no such section; allowed: server"),
+        (
+            "[nats]\nurl = \"nats://localhost\"",
+            &[],
+            &[],
+            "milepost.toml:1: nats: no such section: this build has only the engine `embedded`",
+        ),
+        ("server.listen.port = 1", &[], &[], "milepost.toml:1: server.listen: found map, expected"),
+        // Names of no form.
+        (
+            "",
+            &[("MILEPOST_LISTEN", "x")],
+            &[],
+            "MILEPOST_LISTEN: names no key, expected MILEPOST_SECTION__KEY",
+        ),
+        ("", &[("MILEPOST_LOG__", "x")], &[], "MILEPOST_LOG__: names no key, expected section.key"),
+        ("", &[], &["log.level"], "--set log.level: expected section.key=value"),
+        ("", &[], &["level=info"], "--set level: names no key, expected section.key"),
+        // No TOML.
+        ("[server]\nlisten = \n", &[], &[], "milepost.toml:2: not TOML: "),
+        ("[log]\n[log]\n", &[], &[], "milepost.toml:2: not TOML: duplicate key"),
+        // Wrong types and values.
+        ("server = 5", &[], &[], "milepost.toml:1: server: found integer `5`, expected a section"),
+        (
+            "server = 5",
+            &[],
+            &["server.map=true"],
+            "milepost.toml:1: server: found integer, expected a section",
+        ),
+        (
+            "[server]\nlisten = \"localhost:8080\"",
+            &[],
+            &[],
+            "milepost.toml:2: server.listen: found string \"localhost:8080\", expected an IP \
+             address and port such as \"127.0.0.1:8080\"",
+        ),
+        (
+            "[server]\nmap = \"yes\"",
+            &[],
+            &[],
+            "milepost.toml:2: server.map: found string \"yes\", expected true or false",
+        ),
+        (
+            "[server]\nmax_connections = -1",
+            &[],
+            &[],
+            "milepost.toml:2: server.max_connections: found integer `-1`, expected a whole number, \
+             0 or more",
+        ),
+        (
+            "[server]\nallowed_origins = \"https://a\"",
+            &[],
+            &[],
+            "milepost.toml:2: server.allowed_origins: found string \"https://a\", expected a list \
+             such as [\"one\", \"two\"]",
+        ),
+        (
+            "[limits]\nmessage_rate = 4294967296",
+            &[],
+            &[],
+            "milepost.toml:2: limits.message_rate: found integer `4294967296`, expected a whole \
+             number from 0 to 4294967295",
+        ),
+        (
+            "[limits]\nmax_frame = \"64kb\"",
+            &[],
+            &[],
+            "milepost.toml:2: limits.max_frame: found string \"64kb\", expected a size such as \
+             \"512B\", \"64KiB\"",
+        ),
+        (
+            "[limits]\ntrusted_proxies = [\"10.0.0.0/8\", \"10.0.0/8\"]",
+            &[],
+            &[],
+            "milepost.toml:2: limits.trusted_proxies[1]: found string \"10.0.0/8\", expected an \
+             address or network such as",
+        ),
+        (
+            "[limits]\nextra_fields = \"dorp\"",
+            &[],
+            &[],
+            "milepost.toml:2: limits.extra_fields: found \"dorp\", expected one of \"pass\", \
+             \"drop\"",
+        ),
+        (
+            "[heartbeat]\ninterval = 20",
+            &[],
+            &[],
+            "milepost.toml:2: heartbeat.interval: found integer `20`, expected a duration such as \
+             \"250ms\", \"30s\"",
+        ),
+        (
+            "",
+            &[("MILEPOST_SHUTDOWN__DRAIN", "4")],
+            &[],
+            "MILEPOST_SHUTDOWN__DRAIN: shutdown.drain: found integer `4`, expected a duration",
+        ),
+        (
+            "",
+            &[],
+            &["limits.rooms=1.5"],
+            "--set limits.rooms: limits.rooms: found floating point `1.5`, expected a whole number",
+        ),
+        (
+            "[room_log]\nengine = \"nats\"",
+            &[],
+            &[],
+            "milepost.toml:2: room_log.engine: found \"nats\", but this build has only `embedded`",
+        ),
+        (
+            "[room_log]\nengine = \"sqlite\"",
+            &[],
+            &[],
+            "milepost.toml:2: room_log.engine: found \"sqlite\", expected \"embedded\"",
+        ),
+        (
+            "",
+            &[("MILEPOST_LOG__LEVEL", "inof")],
+            &[],
+            "MILEPOST_LOG__LEVEL: log.level: found \"inof\", expected one of \"error\", \"warn\", \
+             \"info\", \"debug\", \"trace\"",
+        ),
+        (
+            "[log]\nformat = 3",
+            &[],
+            &[],
+            "milepost.toml:2: log.format: found a value that is no string, expected a name in quotes",
+        ),
+        (
+            "",
+            &[("MILEPOST_LOG__FORMAT", "3")],
+            &[],
+            "MILEPOST_LOG__FORMAT: log.format: found \"3\", expected one of \"json\", \"text\"",
+        ),
+        (
+            "[auth]\nmode = \"token\"",
+            &[],
+            &[],
+            "milepost.toml:2: auth.mode: found \"token\", expected one of \"jwt\", \"none\"",
+        ),
+        (
+            "[auth]\nsecret = 1234567",
+            &[],
+            &[],
+            "milepost.toml:2: auth.secret: found a value that is no string, expected a string",
+        ),
+    ];
+    for (text, env, sets, expected) in table {
+        let error = load(text, env, sets).expect_err(expected);
+        assert!(error.contains(expected), "\nwanted: {expected}\nfound:  {error}");
+    }
+}
+
+#[test]
+fn impossible_combinations_are_refused_with_the_place() {
+    let with_key = "[auth]\nsecret_file = \"key\"\n";
+    let table = [
+        (
+            "[heartbeat]\ninterval = \"30s\"\n",
+            "milepost.toml:4: heartbeat.timeout: found 50s, expected at least 2 × heartbeat.interval + 5s = 65s",
+        ),
+        (
+            "[heartbeat]\ntimeout = \"44999ms\"\n",
+            "milepost.toml:4: heartbeat.timeout: found 44999ms",
+        ),
+        (
+            "[heartbeat]\ninterval = \"0s\"\n",
+            "milepost.toml:4: heartbeat.interval: found 0s, expected more",
+        ),
+        (
+            "[shutdown]\nnotify = \"50ms\"\n",
+            "milepost.toml:4: shutdown.notify: found 50ms, expected at least shutdown.stop_accepting (100ms)",
+        ),
+        (
+            "[shutdown]\n\nclose = \"3s\"\n",
+            "milepost.toml:5: shutdown.close: found 3s, expected at least shutdown.drain (4s)",
+        ),
+        (
+            "[shutdown]\ndrain = \"6s\"\n",
+            "milepost.toml:4: shutdown.close: found 5s, expected at least shutdown.drain (6s)",
+        ),
+        (
+            "[shutdown]\nclose = \"25d\"\n",
+            "milepost.toml:4: shutdown.close: found 25d, expected a time of 0 to 2147483647 ms",
+        ),
+        (
+            "[shutdown]\ngrace_period = \"5999ms\"\n",
+            "milepost.toml:4: shutdown.grace_period: found 5999ms, expected at least shutdown.lame_duck + shutdown.close + 1s = 6s",
+        ),
+        (
+            "[shutdown]\nlame_duck = \"10s\"\ngrace_period = \"15s\"\n",
+            "milepost.toml:5: shutdown.grace_period: found 15s, expected at least shutdown.lame_duck + shutdown.close + 1s = 16s",
+        ),
+        (
+            "[shutdown]\nreconnect_min = \"11s\"\n",
+            "milepost.toml:4: shutdown.reconnect_max: found 10s, expected at least shutdown.reconnect_min (11s)",
+        ),
+        (
+            "[shutdown]\nreconnect_rate = 0\n",
+            "milepost.toml:4: shutdown.reconnect_rate: must be at least 1",
+        ),
+        (
+            "[outgoing]\nhigh_water = \"1MiB\"\n",
+            "milepost.toml:4: outgoing.high_water: found 1MiB, expected more than 0 and less than outgoing.max_bytes (1MiB)",
+        ),
+        (
+            "[outgoing]\nmax_messages = 0\n",
+            "milepost.toml:4: outgoing.max_messages: must be at least 1",
+        ),
+        (
+            "[outgoing]\nkernel_buffer = 100\n",
+            "milepost.toml:4: outgoing.kernel_buffer: found 100B, expected at least 4KiB",
+        ),
+        (
+            "[plane]\nmax_held_bytes = \"1MiB\"\n",
+            "milepost.toml:4: plane.max_held_bytes_per_connection: found 16MiB, expected at most plane.max_held_bytes (1MiB)",
+        ),
+        (
+            "[limits]\nmax_frame = \"1KiB\"\n",
+            "milepost.toml:4: limits.max_frame: found 1KiB, expected 4KiB to 16MiB",
+        ),
+        (
+            "[limits]\nmax_frame_out = \"17MiB\"\n",
+            "milepost.toml:4: limits.max_frame_out: found 17MiB, expected 4KiB to 16MiB",
+        ),
+        (
+            "[limits]\nmax_position = \"62KiB\"\n",
+            "milepost.toml:4: limits.max_position: found 62KiB, expected 64B to 61KiB",
+        ),
+        (
+            "[limits]\nmessage_burst = 0\n",
+            "milepost.toml:4: limits.message_burst: found 0, expected at least 1",
+        ),
+        (
+            "[limits]\nhandshake_timeout = \"0ms\"\n",
+            "milepost.toml:4: limits.handshake_timeout: found 0s, expected more",
+        ),
+        (
+            "[room_log]\ndedup_window = \"8d\"\n",
+            "milepost.toml:4: room_log.dedup_window: found 8d, expected at most room_log.retention_age (7d)",
+        ),
+        (
+            "[room_log]\nretention_bytes = 0\n",
+            "milepost.toml:4: room_log.retention_bytes: found 0B, expected at least 1MiB",
+        ),
+        ("[room_log]\npath = \"\"\n", "milepost.toml:4: room_log.path: found an empty string"),
+        (
+            "[server]\nmax_connections = 0\n",
+            "milepost.toml:4: server.max_connections: must be at least 1",
+        ),
+        (
+            "[admin]\nlisten = \"127.0.0.1:8080\"\n",
+            "milepost.toml:4: admin.listen: 127.0.0.1:8080 is server.listen already",
+        ),
+        (
+            "[admin]\nmetrics_listen = \"127.0.0.1:9090\"\n",
+            "milepost.toml:4: admin.metrics_listen: 127.0.0.1:9090 is admin.listen already",
+        ),
+        (
+            "[admin]\ntoken = \"a\"\ntoken_file = \"b\"\n",
+            "milepost.toml:5: admin.token and admin.token_file are both set",
+        ),
+        ("[admin]\ntoken = \" \"\n", "milepost.toml:4: admin.token: found an empty string"),
+    ];
+    for (text, expected) in table {
+        let found = problems(&format!("{with_key}{text}"));
+        assert!(found.contains(expected), "\nwanted: {expected}\nfound:  {found}");
+        // One mistake is one problem.
+        assert_eq!(found.lines().count(), 1, "{found}");
+    }
+}
+
+#[test]
+fn authentication_is_complete_or_refused() {
+    for (text, expected) in [
+        (
+            "",
+            "auth.mode: \"jwt\" (the default) needs a key to verify tokens with: set one of auth.secret_file",
+        ),
+        ("", "milepost demo"),
+        ("[auth]\nsecret = \"\"\n", "milepost.toml:2: auth.secret: found an empty string"),
+        (
+            "[auth]\nsecret = \"a\"\njwks_file = \"b\"\n",
+            "milepost.toml:3: auth.secret, auth.jwks_file are all set, expected exactly one",
+        ),
+        (
+            "[auth]\nsecret = \"a\"\nalgorithms = [\"none\"]\n",
+            "milepost.toml:3: auth.algorithms: found \"none\", with this kind of key expected some of HS256, HS384, HS512",
+        ),
+        (
+            "[auth]\npublic_key_file = \"a\"\nalgorithms = [\"HS256\"]\n",
+            "milepost.toml:3: auth.algorithms: found \"HS256\", with this kind of key expected some of RS256",
+        ),
+        (
+            "[auth]\nmode = \"none\"\n[server]\nlisten = \"0.0.0.0:8080\"\n",
+            "milepost.toml:2: auth.mode: \"none\" lets anyone in, and server.listen 0.0.0.0:8080 is reached from other machines",
+        ),
+    ] {
+        let found = problems(text);
+        assert!(found.contains(expected), "\nwanted: {expected}\nfound:  {found}");
+    }
+    for text in [
+        "[auth]\nmode = \"none\"\n",
+        "[auth]\nmode = \"none\"\n[server]\nlisten = \"[::1]:0\"\n",
+        "[auth]\nmode = \"none\"\nallow_insecure = true\n[server]\nlisten = \"0.0.0.0:8080\"\n",
+        "[auth]\nsecret_file = \"key\"\n[server]\nlisten = \"0.0.0.0:8080\"\n",
+        "[auth]\njwks_file = \"keys\"\nalgorithms = [\"HS256\", \"EdDSA\"]\n",
+        "[auth]\npublic_key_file = \"key\"\nalgorithms = [\"ES256\"]\n",
+    ] {
+        assert_eq!(load(text, &[], &[]).unwrap().validate(), Ok(()), "{text}");
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    let found = problems("[shutdown]\nreconnect_rate = 0\n[heartbeat]\ntimeout = \"1s\"\n");
+    assert_eq!(found.lines().count(), 3, "{found}");
+}
+
+#[test]
+fn the_later_source_wins_key_by_key() {
+    let file = "[limits]\nmessage_rate = 1\nmessage_burst = 2\nrooms = 3\n";
+    let env = [("MILEPOST_LIMITS__MESSAGE_BURST", "20"), ("MILEPOST_LIMITS__ROOMS", "30")];
+    let config = load(file, &env, &["limits.rooms=300", "limits.rooms=301"]).unwrap();
+    let limits = &config.limits;
+    assert_eq!((limits.message_rate, limits.message_burst, limits.rooms), (1, 20, 301));
+    assert_eq!(limits.members_per_room, Limits::default().members_per_room);
+    assert_eq!(config.sources.of("limits.message_burst"), Some("MILEPOST_LIMITS__MESSAGE_BURST"));
+    assert_eq!(config.sources.of("limits.rooms"), Some("--set limits.rooms"));
+    assert_eq!(config.sources.of("limits.members_per_room"), None);
+    assert!(config.sources.of("limits.message_rate").unwrap().ends_with("milepost.toml:2"));
+}
+
+#[test]
+fn overrides_take_toml_or_else_text() {
+    let env = [
+        ("MILEPOST_SERVER__LISTEN", "0.0.0.0:80"),
+        ("MILEPOST_SERVER__ALLOWED_ORIGINS", r#"["https://a", "https://b"]"#),
+        ("MILEPOST_AUTH__SECRET", "0123456789"),
+        ("MILEPOST_AUTH__ISSUER", "true"),
+        ("MILEPOST_ROOM_LOG__PATH", ":memory:"),
+    ];
+    let sets = [
+        "shutdown.grace_period=10s",
+        "limits.max_frame=\"32KiB\"",
+        "limits.max_frame_out=32768",
+        "auth.audience=a=b",
+        "log.level = debug",
+        "limits.trusted_proxies=[\"10.0.0.0/8\", \"::1\"]",
+    ];
+    let config = load("", &env, &sets).unwrap();
+    assert_eq!(config.server.listen, "0.0.0.0:80".parse().unwrap());
+    assert_eq!(config.server.allowed_origins.unwrap(), ["https://a", "https://b"]);
+    assert_eq!(config.auth.secret, Some(Secret::new("0123456789")));
+    assert_eq!(config.auth.issuer.as_deref(), Some("true"));
+    assert_eq!(config.auth.audience.as_deref(), Some("a=b"));
+    assert!(config.room_log.in_memory());
+    assert_eq!(config.shutdown.grace_period, Some(Duration::from_secs(10)));
+    assert_eq!((config.limits.max_frame, config.limits.max_frame_out), (32768, 32768));
+    assert_eq!(config.log.level, LogLevel::Debug);
+    assert_eq!(config.limits.trusted_proxies.len(), 2);
+    assert!(config.limits.trusted_proxies[1].contains(&"::1".parse::<std::net::IpAddr>().unwrap()));
+}
+
+#[test]
+fn variables_of_others_are_ignored() {
+    let env = [
+        ("PATH", "/bin"),
+        ("MILEPOSTS", "x"),
+        // What Kubernetes sets in every pod beside services `milepost` and `milepost-admin`.
+        ("MILEPOST_SERVICE_HOST", "10.96.0.7"),
+        ("MILEPOST_SERVICE_PORT", "80"),
+        ("MILEPOST_SERVICE_PORT_HTTP", "80"),
+        ("MILEPOST_PORT", "tcp://10.96.0.7:80"),
+        ("MILEPOST_PORT_80_TCP", "tcp://10.96.0.7:80"),
+        ("MILEPOST_PORT_80_TCP_ADDR", "10.96.0.7"),
+        ("MILEPOST_PORT_80_TCP_PORT", "80"),
+        ("MILEPOST_PORT_80_TCP_PROTO", "tcp"),
+        ("MILEPOST_ADMIN_SERVICE_HOST", "10.96.0.8"),
+        ("MILEPOST_ADMIN_PORT_9090_TCP", "tcp://10.96.0.8:9090"),
+    ];
+    assert_eq!(load("", &env, &[]).unwrap(), Config::default());
+    for (name, value) in [("MILEPOST_PORT", "8080"), ("MILEPOST_SERVER_PORT", "8080")] {
+        assert!(load("", &[(name, value)], &[]).unwrap_err().contains("names no key"), "{name}");
+    }
+}
+
+#[test]
+fn a_secret_stands_in_no_error() {
+    for (text, env, sets) in [
+        ("[auth]\nsecret = hunter2\n", None, None),
+        ("[auth]\nsecret = \"hunter2\nx = 1\n", None, None),
+        ("[auth]\nsecret = [\"hunter2\"]\n", None, None),
+        ("[auth]\nsecret = { hunter = \"hunter2\" }\n", None, None),
+        ("[auth]\nsecret = \"hunter2\"\nsecrets = 1\n", None, None),
+        ("", Some(("MILEPOST_AUTH__SECRET", "[\"hunter2\"]")), Some("auth.secret.x=1")),
+        ("", Some(("MILEPOST_AUTH__SECRETS", "hunter2")), None),
+        ("", Some(("MILEPOST_SECRET", "hunter2")), None),
+        ("", None, Some("auth.secrets=hunter2")),
+    ] {
+        let env: Vec<_> = env.into_iter().collect();
+        let sets: Vec<_> = sets.into_iter().collect();
+        let error = load(text, &env, &sets).expect_err(text);
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+    let config = load("[auth]\nsecret = \"hunter2\"\n[admin]\ntoken = \"hunter2\"", &[], &[]);
+    assert!(!format!("{config:?}").contains("hunter2"));
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Config::load(Some(&PathBuf::from("/nowhere/m.toml")), std::iter::empty(), &[]);
+    assert!(error.unwrap_err().to_string().starts_with("/nowhere/m.toml: No such file"));
+}
+
+#[test]
+fn the_defaults_warn_of_nothing() {
+    assert_eq!(Config::default().warnings(), [""; 0]);
+}
+
+#[test]
+fn warnings_name_the_keys() {
+    for (set, expected) in [
+        (
+            "limits.handshake_rate=3999",
+            "limits.handshake_rate (3999) is under twice shutdown.reconnect_rate (2000)",
+        ),
+        (
+            "server.max_connections=18001",
+            "server.max_connections (18001) is more than come back between",
+        ),
+        ("server.listen=0.0.0.0:8080", "limits.trusted_proxies is empty"),
+        ("admin.listen=0.0.0.0:9090", "there is no admin.token"),
+        ("auth.secret=short", "auth.secret is shorter than 32 bytes"),
+    ] {
+        let warnings = load("", &[], &[set]).unwrap().warnings();
+        assert_eq!(warnings.len(), 1, "{set}: {warnings:?}");
+        assert!(warnings[0].contains(expected), "{warnings:?}");
+    }
+    for sets in [
+        &["limits.handshake_rate=0"][..],
+        &["server.max_connections=18000"],
+        &["server.listen=0.0.0.0:8080", "limits.trusted_proxies=[\"10.0.0.0/8\"]"],
+        &[
+            "server.listen=0.0.0.0:8080",
+            "limits.connects_per_minute=0",
+            "limits.connections_per_address=0",
+        ],
+        &["admin.listen=0.0.0.0:9090", "admin.token_file=token"],
+    ] {
+        assert_eq!(load("", &[], sets).unwrap().warnings(), [""; 0], "{sets:?}");
+    }
+}
+
+/// The names that an error lists as allowed.
+fn allowed(error: &str) -> Vec<String> {
+    error.split_once("allowed: ").unwrap().1.split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn the_reference_file_holds_every_key_at_its_default() {
+    let mut config = load(REFERENCE, &[], &[]).unwrap();
+    config.sources = Sources::default();
+    assert_eq!(config, Config::default());
+
+    // Optional keys stand there commented out, and are right as well.
+    let key =
+        |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase()) && line.contains(" = ");
+    let uncommented: String = REFERENCE
+        .lines()
+        .map(|line| line.strip_prefix('#').filter(|rest| key(rest)).unwrap_or(line))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let table: toml::Table = toml::from_str(&uncommented).unwrap();
+    load(&uncommented, &[], &[]).unwrap();
+
+    // The keys that exist are those that the loader says are allowed.
+    let mut expected = BTreeSet::new();
+    for section in allowed(&load("", &[], &["?.?=1"]).unwrap_err()) {
+        for key in allowed(&load("", &[], &[&format!("{section}.?=1")]).unwrap_err()) {
+            expected.insert(format!("{section}.{key}"));
+        }
+    }
+    let found: BTreeSet<String> = table
+        .iter()
+        .flat_map(|(section, keys)| {
+            keys.as_table().unwrap().keys().map(move |key| format!("{section}.{key}"))
+        })
+        .collect();
+    assert!(expected.len() > 60, "{expected:?}");
+    assert_eq!(found, expected);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn loading_never_panics(text in "\\PC{0,60}", name in "[A-Z_]{0,20}", set in "[a-z.=\\[\\]\"0-9]{0,30}") {
+        let _ = load(&text, &[(&format!("MILEPOST_{name}"), &text)], &[&set]);
+        let _ = load(&format!("[server]\n{text}"), &[], &[&format!("server.listen={text}")]);
+    }
+}

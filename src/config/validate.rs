@@ -204,8 +204,9 @@ impl Check<'_> {
                 );
             }
         }
-        let most = limits.max_frame.min(limits.max_frame_out).saturating_sub(ENVELOPE);
-        if limits.max_position < 64 || limits.max_position > most {
+        let frame = limits.max_frame.min(limits.max_frame_out);
+        let most = frame.saturating_sub(ENVELOPE);
+        if frame >= *FRAME.start() && !(64..=most).contains(&limits.max_position) {
             self.problem(
                 &["limits.max_position", "limits.max_frame", "limits.max_frame_out"],
                 &format!(
