@@ -18,6 +18,7 @@ mod shutdown;
 mod sources;
 pub mod units;
 mod validate;
+mod warnings;
 
 #[cfg(test)]
 mod tests;
