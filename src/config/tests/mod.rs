@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod deploy;
 mod refused;
 
 const REFERENCE: &str = include_str!("../../../config/milepost.toml");
