@@ -1,6 +1,7 @@
 //! Combinations of values that cannot work. All are found at once, each at the place
 //! that set one of its keys. No file that a key names is looked at.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::units::{format_duration, format_size};
@@ -54,7 +55,10 @@ impl Check<'_> {
         if server.max_connections == 0 {
             self.problem(&["server.max_connections"], "server.max_connections: must be at least 1");
         }
-        let same = |a: std::net::SocketAddr, b: std::net::SocketAddr| a.port() != 0 && a == b;
+        let same = |a: SocketAddr, b: SocketAddr| {
+            let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+            a.port() != 0 && a.port() == b.port() && overlap
+        };
         let mut pairs = vec![("server.listen", server.listen, "admin.listen", admin.listen)];
         if let Some(metrics) = admin.metrics_listen {
             pairs.push(("server.listen", server.listen, "admin.metrics_listen", metrics));
@@ -64,7 +68,9 @@ impl Check<'_> {
             if same(a, b) {
                 self.problem(
                     &[second, first],
-                    &format!("{second}: {b} is {first} already, expected another port"),
+                    &format!(
+                        "{second}: found {b}, which is the port of {first} ({a}), expected another"
+                    ),
                 );
             }
         }

@@ -293,11 +293,11 @@ fn impossible_combinations_are_refused_with_the_place() {
         ),
         (
             "[admin]\nlisten = \"127.0.0.1:8080\"\n",
-            "milepost.toml:4: admin.listen: 127.0.0.1:8080 is server.listen already",
+            "milepost.toml:4: admin.listen: found 127.0.0.1:8080, which is the port of server.listen (127.0.0.1:8080)",
         ),
         (
-            "[admin]\nmetrics_listen = \"127.0.0.1:9090\"\n",
-            "milepost.toml:4: admin.metrics_listen: 127.0.0.1:9090 is admin.listen already",
+            "[admin]\nmetrics_listen = \"0.0.0.0:9090\"\n",
+            "milepost.toml:4: admin.metrics_listen: found 0.0.0.0:9090, which is the port of admin.listen (127.0.0.1:9090)",
         ),
         (
             "[admin]\ntoken = \"a\"\ntoken_file = \"b\"\n",
