@@ -81,7 +81,7 @@ impl Room {
 
     /// Its event stream.
     #[must_use]
-    pub fn feed(&self) -> &Feed {
+    pub fn feed(&self) -> &Arc<Feed> {
         &self.feed
     }
 
