@@ -53,9 +53,12 @@ pub enum AuthSetupError {
     NoAlgorithmLeft(&'static str),
 }
 
-const SECRET: &str = "a shared secret (not empty, and not a PEM key: those go to auth.public_key_file)";
-const PUBLIC_KEY: &str = "a PEM public key: RSA of 2048 bits or more, EC on P-256 or P-384, or Ed25519";
-const JWKS: &str = "a JSON Web Key Set, {\"keys\": […]}, with at least one usable key for signatures";
+const SECRET: &str =
+    "a shared secret (not empty, and not a PEM key: those go to auth.public_key_file)";
+const PUBLIC_KEY: &str =
+    "a PEM public key: RSA of 2048 bits or more, EC on P-256 or P-384, or Ed25519";
+const JWKS: &str =
+    "a JSON Web Key Set, {\"keys\": […]}, with at least one usable key for signatures";
 
 /// One key and what it allows.
 pub(super) struct Key {
@@ -117,8 +120,8 @@ pub(super) fn load(settings: &Settings) -> Result<KeySet, AuthSetupError> {
         Ok(())
     };
     for (setting, secret) in secrets(settings)? {
-        let decoding = DecodingKey::from_secret(&secret)
-            .map_err(|_| content(setting, None, SECRET))?;
+        let decoding =
+            DecodingKey::from_secret(&secret).map_err(|_| content(setting, None, SECRET))?;
         add(setting, from_kind(decoding))?;
     }
     if let Some(path) = &settings.public_key_file {
@@ -129,8 +132,8 @@ pub(super) fn load(settings: &Settings) -> Result<KeySet, AuthSetupError> {
     }
     if let Some(path) = &settings.jwks_file {
         let setting = "jwks_file";
-        let set = key_set(&read(setting, path)?)
-            .ok_or_else(|| content(setting, Some(path), JWKS))?;
+        let set =
+            key_set(&read(setting, path)?).ok_or_else(|| content(setting, Some(path), JWKS))?;
         for key in set {
             add(setting, key)?;
         }
@@ -139,9 +142,7 @@ pub(super) fn load(settings: &Settings) -> Result<KeySet, AuthSetupError> {
 }
 
 /// The configured shared secrets with the names of their settings.
-pub(super) fn secrets(
-    settings: &Settings,
-) -> Result<Vec<(&'static str, Vec<u8>)>, AuthSetupError> {
+pub(super) fn secrets(settings: &Settings) -> Result<Vec<(&'static str, Vec<u8>)>, AuthSetupError> {
     let mut found = Vec::new();
     if let Some(secret) = &settings.secret {
         let bytes = secret.as_bytes();

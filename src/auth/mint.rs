@@ -8,8 +8,8 @@ use std::time::Duration;
 use jsonwebtoken::{Algorithm, AlgorithmFamily, EncodingKey, Header};
 use serde::Serialize;
 
-use super::keys::{self, AuthSetupError};
 use super::Settings;
+use super::keys::{self, AuthSetupError};
 use crate::time::UnixMillis;
 
 /// What a minted token says.
@@ -96,9 +96,9 @@ pub fn mint(settings: &Settings, claims: &Claims) -> Result<String, MintError> {
             .ok_or(AuthSetupError::NoAlgorithmLeft("secret"))?
     };
     let issued_at = claims.issued_at.get().div_euclid(1000);
-    let exp = claims.ttl.map(|ttl| {
-        issued_at.saturating_add(i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX))
-    });
+    let exp = claims
+        .ttl
+        .map(|ttl| issued_at.saturating_add(i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX)));
     let payload = Payload {
         sub: &claims.sub,
         iat: issued_at,

@@ -125,7 +125,8 @@ impl Addresses {
         let of_this = entry.refusals;
         state.refusals += 1;
         let most = state.refusals >= ENOUGH_REFUSALS && of_this * 2 > state.refusals;
-        let warn = most && !std::mem::replace(&mut state.warned, state.warned || most);
+        let warn = most && !state.warned;
+        state.warned |= warn;
         drop(state);
         if warn {
             tracing::warn!(

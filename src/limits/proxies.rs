@@ -100,7 +100,11 @@ mod tests {
             ("10.0.0.1", &["203.0.113.7, <b>, 10.0.0.2"], "10.0.0.2", false),
         ] {
             let found = proxies().client_address(peer.parse().unwrap(), lines.iter().copied());
-            assert_eq!(found, ClientAddress { ip: ip.parse().unwrap(), exempt }, "{peer} {lines:?}");
+            assert_eq!(
+                found,
+                ClientAddress { ip: ip.parse().unwrap(), exempt },
+                "{peer} {lines:?}"
+            );
         }
     }
 

@@ -34,8 +34,9 @@ impl MessageRate {
     /// How long until there is one, if there is none now.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let interval = Duration::from_nanos(u64::from(self.interval));
-        let slack =
-            Duration::from_nanos(u64::from(self.interval) * u64::from(self.burst.saturating_sub(1)));
+        let slack = Duration::from_nanos(
+            u64::from(self.interval) * u64::from(self.burst.saturating_sub(1)),
+        );
         let ahead = self.full_at.saturating_duration_since(now);
         if ahead > slack {
             return Err(ahead - slack);
