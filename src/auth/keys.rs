@@ -80,6 +80,14 @@ impl std::fmt::Debug for KeySet {
 }
 
 impl KeySet {
+    /// Whether a shared secret has fewer than 32 bytes (RFC 7518, 3.2).
+    pub(super) fn has_short_secret(&self) -> bool {
+        self.keys.iter().any(|key| {
+            key.decoding.family() == AlgorithmFamily::Hmac
+                && key.decoding.try_get_as_bytes().is_ok_and(|secret| secret.len() < 32)
+        })
+    }
+
     /// The keys that may check a token with this header.
     pub(super) fn candidates(
         &self,

@@ -191,6 +191,13 @@ impl Authenticator {
         self.settings.leeway
     }
 
+    /// Whether a shared secret has fewer than 32 bytes, so that who holds one token can
+    /// guess it (RFC 7518, 3.2). Worth a warning.
+    #[must_use]
+    pub fn has_short_secret(&self) -> bool {
+        self.keys.load().has_short_secret()
+    }
+
     /// Verifies a token as of `now`.
     ///
     /// # Errors

@@ -479,6 +479,13 @@ fn no_secret_shows_in_debug_output() {
 }
 
 #[test]
+fn a_short_secret_is_noticed() {
+    let short = Settings { secret: Some(Secret::new("x".repeat(31))), ..Settings::default() };
+    assert!(Authenticator::new(short).unwrap().has_short_secret());
+    assert!(!Authenticator::new(with_secret()).unwrap().has_short_secret());
+}
+
+#[test]
 fn a_denial_is_the_close_reason_of_the_same_name() {
     for denied in [Denied::Missing, Denied::Invalid, Denied::NotYetValid, Denied::Expired] {
         assert_eq!(Close::from(denied).reason(), denied.to_string());
@@ -499,8 +506,7 @@ proptest! {
         let place = at_byte % token.len();
         let mut changed = token.clone();
         changed.replace_range(place..=place, &to);
-        // The last character of a base64 text may hold bits that mean nothing, which a
-        // strict decoder refuses; the token itself must pass.
+        // Not even bits of the last character that mean nothing (RFC 4648, 3.5).
         let verdict = check(with_secret(), &changed).is_ok();
         prop_assert_eq!(verdict, changed == token);
     }

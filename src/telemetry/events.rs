@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Metrics;
-use super::metrics::{CloseCode, RefusedBecause};
+use super::metrics::{CloseCode, Label, RefusedBecause};
 
 /// Something that can be shown as an address: a socket address, or an IP behind a proxy.
 pub type Peer<'a> = &'a (dyn fmt::Display + Sync);
@@ -120,7 +120,6 @@ pub struct HandshakeRefused<'a> {
 impl HandshakeRefused<'_> {
     /// Logs and counts it.
     pub fn emit(self, metrics: &Metrics) {
-        use super::metrics::Label;
         metrics.handshakes_refused.get(self.reason).inc();
         if let Some(refused) = metrics.handshake_floods.get(self.reason).note(Instant::now()) {
             tracing::warn!(

@@ -346,7 +346,7 @@ mod tests {
         let sink = Sink::new(writer.into(), CAPACITY_LINES).unwrap();
         let line = vec![b'x'; 1 << 20];
         sink.push(line, true);
-        let bytes = std::thread::spawn(move || reader.bytes().count());
+        let bytes = std::thread::spawn(move || BufReader::new(reader).bytes().count());
         assert!(sink.flush(LONG));
         drop(sink);
         assert_eq!(bytes.join().unwrap(), 1 << 20);

@@ -127,7 +127,7 @@ impl Book {
         metric
     }
 
-    fn new<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+    fn zero<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
         self.put(name, help, M::default())
     }
 }
@@ -145,31 +145,31 @@ impl Metrics {
             log_lines_dropped.clone(),
         );
         let metrics = Self {
-            connections: b.new("connections", "Open connections"),
-            connections_opened: b.new("connections_opened", "Connections opened"),
-            connections_closed: b.new("connections_closed", "Connections closed, by close code"),
-            handshakes_refused: b.new("handshakes_refused", "Handshakes refused, by reason"),
-            rooms: b.new("rooms", "Rooms with members"),
-            members: b.new("members", "Members of all rooms"),
-            messages_in: b.new("messages_in", "Messages from clients, by type and result"),
-            deliveries: b.new("deliveries", "Events put before subscribers"),
-            outgoing_messages: b.new("outgoing_messages", "Messages in outgoing queues"),
-            outgoing_bytes: b.new("outgoing_bytes", "Bytes in outgoing queues"),
+            connections: b.zero("connections", "Open connections"),
+            connections_opened: b.zero("connections_opened", "Connections opened"),
+            connections_closed: b.zero("connections_closed", "Connections closed, by close code"),
+            handshakes_refused: b.zero("handshakes_refused", "Handshakes refused, by reason"),
+            rooms: b.zero("rooms", "Rooms with members"),
+            members: b.zero("members", "Members of all rooms"),
+            messages_in: b.zero("messages_in", "Messages from clients, by type and result"),
+            deliveries: b.zero("deliveries", "Events put before subscribers"),
+            outgoing_messages: b.zero("outgoing_messages", "Messages in outgoing queues"),
+            outgoing_bytes: b.zero("outgoing_bytes", "Bytes in outgoing queues"),
             outgoing_messages_max: b
-                .new("outgoing_messages_max", "Messages in the longest outgoing queue"),
-            outgoing_bytes_max: b.new("outgoing_bytes_max", "Bytes in the largest outgoing queue"),
+                .zero("outgoing_messages_max", "Messages in the longest outgoing queue"),
+            outgoing_bytes_max: b.zero("outgoing_bytes_max", "Bytes in the largest outgoing queue"),
             lagging_connections: b
-                .new("lagging_connections", "Connections that get the newest positions only"),
-            ladder_steps: b.new("ladder_steps", "Steps taken on the ladder for slow consumers"),
-            held_requests: b.new("held_requests", "Requests held while the plane is paused"),
+                .zero("lagging_connections", "Connections that get the newest positions only"),
+            ladder_steps: b.zero("ladder_steps", "Steps taken on the ladder for slow consumers"),
+            held_requests: b.zero("held_requests", "Requests held while the plane is paused"),
             held_notifications: b
-                .new("held_notifications", "Notifications held while the plane is paused"),
-            held_bytes: b.new("held_bytes", "Bytes held while the plane is paused"),
+                .zero("held_notifications", "Notifications held while the plane is paused"),
+            held_bytes: b.zero("held_bytes", "Bytes held while the plane is paused"),
             held_notifications_dropped: b
-                .new("held_notifications_dropped", "Held notifications pushed out by newer ones"),
-            refusals: b.new("refusals", "Requests and notifications refused, by error code"),
-            plane_paused: b.new("plane_paused", "1 for each hold that pauses the plane now"),
-            plane_paused_seconds: b.new("plane_paused_seconds", "Seconds under each hold"),
+                .zero("held_notifications_dropped", "Held notifications pushed out by newer ones"),
+            refusals: b.zero("refusals", "Requests and notifications refused, by error code"),
+            plane_paused: b.zero("plane_paused", "1 for each hold that pauses the plane now"),
+            plane_paused_seconds: b.zero("plane_paused_seconds", "Seconds under each hold"),
             room_log_append_seconds: b.put(
                 "room_log_append_seconds",
                 "From the hand-over to the room log to its commit",
@@ -180,19 +180,19 @@ impl Metrics {
                 "Positions in one commit of the room log",
                 Histogram::new(exponential_buckets(1.0, 2.0, 14)),
             ),
-            broker_connected: b.new("broker_connected", "1 while the broker is connected"),
-            broker_lag: b.new("broker_lag", "Publishes the broker has not acknowledged yet"),
-            resumes: b.new("resumes", "What became of since, by outcome"),
-            duplicates: b.new("duplicates", "Positions that were in the log already"),
-            late: b.new("late", "Positions older than the newest of their vehicle"),
+            broker_connected: b.zero("broker_connected", "1 while the broker is connected"),
+            broker_lag: b.zero("broker_lag", "Publishes the broker has not acknowledged yet"),
+            resumes: b.zero("resumes", "What became of since, by outcome"),
+            duplicates: b.zero("duplicates", "Positions that were in the log already"),
+            late: b.zero("late", "Positions older than the newest of their vehicle"),
             shutdown: ShutdownGauges::default(),
             handshake_floods: By::default(),
-            phase: b.new("phase", "1 for the phase that the process is in"),
+            phase: b.zero("phase", "1 for the phase that the process is in"),
             process: ProcessGauges {
-                resident: b.new("process_resident_memory_bytes", "Resident memory"),
-                open_fds: b.new("process_open_fds", "Open file descriptors"),
-                max_fds: b.new("process_max_fds", "File descriptors that may be open"),
-                threads: b.new("process_threads", "Threads"),
+                resident: b.zero("process_resident_memory_bytes", "Resident memory"),
+                open_fds: b.zero("process_open_fds", "Open file descriptors"),
+                max_fds: b.zero("process_max_fds", "File descriptors that may be open"),
+                threads: b.zero("process_threads", "Threads"),
             },
             registry: Registry::default(),
             hooks: Mutex::default(),
