@@ -323,6 +323,25 @@ mod tests {
     }
 
     #[test]
+    fn a_line_in_the_middle_of_its_write_is_neither_flushed_nor_lost() {
+        let (_reader, writer) = io::pipe().unwrap();
+        while nonblocking::write(writer.as_fd(), &[b'x'; 4096]).is_ok() {}
+        let sink = Sink::new(writer.into(), 100).unwrap();
+        sink.push(b"shutdown\n".to_vec(), true);
+        while !sink.shared().state.lock().writing {
+            std::thread::yield_now();
+        }
+        assert!(sink.shared().state.lock().queue.is_empty());
+        assert!(!sink.flush(Duration::from_millis(20)));
+        let (mut stderr_reader, stderr) = io::pipe().unwrap();
+        sink.drain_to(stderr.as_fd(), Path::new("/nonexistent"));
+        drop(stderr);
+        let mut text = String::new();
+        stderr_reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "shutdown\n");
+    }
+
+    #[test]
     fn a_reader_that_is_gone_is_an_error_not_a_stop() {
         let (reader, sink) = piped(100);
         drop(reader);
