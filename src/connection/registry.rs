@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -47,6 +47,14 @@ impl Tally {
         self.bytes_dropped.fetch_add(backlog.bytes, Ordering::Relaxed);
     }
 
+    pub(super) fn count_acked(&self) {
+        self.acked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_left_early(&self) {
+        self.left_early.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn flushed(&self, messages: usize, bytes: usize) {
         self.messages_flushed.fetch_add(messages as u64, Ordering::Relaxed);
         self.bytes_flushed.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -64,6 +72,7 @@ pub struct Registry {
     changed: Notify,
     started: Instant,
     tally: Tally,
+    tallying: AtomicBool,
     requests: Arc<Totals>,
 }
 
@@ -77,6 +86,7 @@ impl Default for Registry {
             changed: Notify::new(),
             started: Instant::now(),
             tally: Tally::default(),
+            tallying: AtomicBool::new(false),
             requests: Arc::default(),
         }
     }
@@ -219,6 +229,17 @@ impl Registry {
     #[must_use]
     pub fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    /// From now on what becomes of connections is counted.
+    pub fn begin_tally(&self) {
+        self.tallying.store(true, Ordering::Release);
+    }
+
+    /// The tally, if the shutdown has begun.
+    #[must_use]
+    pub fn tally_if_stopping(&self) -> Option<&Tally> {
+        self.tallying.load(Ordering::Acquire).then_some(&self.tally)
     }
 
     /// Requests completed and refused.

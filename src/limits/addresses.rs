@@ -164,8 +164,8 @@ impl Addresses {
     }
 }
 
-/// The place of one connection; given back when dropped.
-#[derive(Debug)]
+/// The place of one connection; given back when dropped. The default is no place.
+#[derive(Debug, Default)]
 #[must_use = "the place is given back when this is dropped"]
 pub struct AddressSlot(Option<(Arc<Addresses>, IpAddr)>);
 

@@ -19,7 +19,7 @@ use crate::protocol::{frame, server};
 use crate::time::UnixMillis;
 
 /// Called when a join has been answered.
-pub type JoinDone = Box<dyn FnOnce() + Send>;
+pub type JoinDone = Box<dyn FnOnce() + Send + Sync>;
 
 /// A connection that wants to be in a room.
 pub struct Join {
