@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
+use super::Settings;
 use super::checkpoint::Checkpointer;
 use super::lock::Lock;
 use super::reader::Job;
@@ -21,12 +22,9 @@ use super::recovery::{self, State, millis};
 use super::retention::Retention;
 use super::schema::{LATE, OpenError, Opened, QUIET, UNTIMED, set_meta};
 use super::store::{self, Batch, NewRow, Track};
-use super::Settings;
 use crate::ids::RoomId;
 use crate::room_log::judge::Newest;
-use crate::room_log::{
-    Append, Committed, LogEvent, Release, RoomOutcome, StoreFailure, Verdict,
-};
+use crate::room_log::{Append, Committed, LogEvent, Release, RoomOutcome, StoreFailure, Verdict};
 use crate::time::UnixMillis;
 
 /// The most rows of one transaction.
@@ -41,7 +39,7 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const SAVE_AFTER: u64 = 32_768;
 const SAVE_AT_ONCE: usize = 512;
 /// How often size and age are looked at, in milliseconds.
-const CHECK_EVERY: i64 = 250;
+const CHECK_EVERY: i64 = if cfg!(test) { 0 } else { 250 };
 /// The fewest and most events that retention removes between two batches.
 const TRIM: (usize, usize) = (256, 2048);
 
@@ -184,8 +182,7 @@ impl Writer {
         let Opened { connection, epoch } = opened;
         let state = recovery::restore(&connection, settings, UnixMillis::now().get())
             .map_err(|error| OpenError::new(&file, &error))?;
-        let checkpointer =
-            if lock.in_memory() { None } else { Some(Checkpointer::start(&file)?) };
+        let checkpointer = if lock.in_memory() { None } else { Some(Checkpointer::start(&file)?) };
         Ok(Self {
             checkpointer,
             connection,
@@ -299,8 +296,8 @@ impl Writer {
             let room = state.catalogue.room(name, state.trimmed_to);
             let vehicle = state.catalogue.vehicle(&append.vehicle);
             let marks = state.judge.marks(
-                room,
-                vehicle,
+                name,
+                &append.vehicle,
                 append.key.as_deref(),
                 append.fix.map(UnixMillis::get),
                 append.latitude,
@@ -351,14 +348,7 @@ impl Writer {
             flags |= UNTIMED;
         }
         let waited = now.saturating_sub(append.received_at.get());
-        batch.rows.push(NewRow {
-            append: batch.appends.len(),
-            seq,
-            room,
-            vehicle,
-            flags,
-            waited,
-        });
+        batch.rows.push(NewRow { append: batch.appends.len(), seq, room, vehicle, flags, waited });
         seq
     }
 
@@ -396,8 +386,7 @@ impl Writer {
     /// Adds a share of the tracks that are to be saved.
     fn add_tracks(&mut self, batch: &mut Batch) {
         let state = &mut self.state;
-        if state.saving.is_empty()
-            && state.last_seq.saturating_sub(state.saved_upto) >= SAVE_AFTER
+        if state.saving.is_empty() && state.last_seq.saturating_sub(state.saved_upto) >= SAVE_AFTER
         {
             // What this batch changes counts as changed after this save.
             state.saving_upto = batch.rows.first().map_or(state.last_seq, |row| row.seq - 1);
@@ -490,8 +479,8 @@ impl Writer {
         };
         let mut batch = Batch { removed: vec![seq], ..Batch::default() };
         let marks = self.state.judge.marks(
-            room,
-            vehicle,
+            &release.room,
+            &append.vehicle,
             append.key.as_deref(),
             append.fix.map(UnixMillis::get),
             append.latitude,
@@ -521,10 +510,8 @@ impl Writer {
         let limit = (written * 2).clamp(TRIM.0, TRIM.1);
         let state = &mut self.state;
         // A failure shows at the next batch, and the step comes again.
-        self.trimming = self
-            .retention
-            .step(&self.connection, state, now, self.over, limit)
-            .unwrap_or(false);
+        self.trimming =
+            self.retention.step(&self.connection, state, now, self.over, limit).unwrap_or(false);
     }
 
     /// Saves all tracks and marks the file as closed cleanly.
