@@ -2,6 +2,8 @@
 //! commit, and reading missed events. `cargo bench --bench room_log [-- DIRECTORY]`;
 //! pin it to one core with `taskset -c 0` for the figures of performance.md.
 
+#![allow(clippy::print_stdout)] // the figures
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -45,7 +47,7 @@ impl Load {
     fn next(&mut self) -> Append {
         let n = self.sent;
         self.sent += 1;
-        let at = n as usize % self.vehicles.len();
+        let at = usize::try_from(n).unwrap_or(0) % self.vehicles.len();
         if at == 0 {
             self.fix = self.fix.plus(1);
         }
@@ -70,29 +72,6 @@ impl Load {
     }
 }
 
-/// Receives commits until `count` appends are acknowledged, calling their replies.
-async fn acknowledge(
-    events: &mut UnboundedReceiver<LogEvent>,
-    count: usize,
-) -> Result<usize, Failed> {
-    let (mut seen, mut batches) = (0, 0);
-    while seen < count {
-        match events.recv().await {
-            Some(LogEvent::Committed(committed)) => {
-                batches += 1;
-                seen += committed.len();
-                for one in committed {
-                    if let Some(reply) = one.append.reply {
-                        reply(Receipt { outcomes: one.outcomes });
-                    }
-                }
-            }
-            other => return Err(format!("unexpected: {other:?}").into()),
-        }
-    }
-    Ok(batches)
-}
-
 /// `window` appends are always under way, `count` in all.
 async fn throughput(
     log: &Embedded,
@@ -109,13 +88,14 @@ async fn throughput(
             sent += 1;
         }
         let step = (window / 4).max(1).min(sent - done);
-        batches += acknowledge_some(events, step, &mut done).await?;
+        batches += acknowledge(events, step, &mut done).await?;
     }
     let rate = count as f64 / start.elapsed().as_secs_f64();
     Ok((rate, count as f64 / batches as f64))
 }
 
-async fn acknowledge_some(
+/// Receives commits until `step` more appends are acknowledged, calling their replies.
+async fn acknowledge(
     events: &mut UnboundedReceiver<LogEvent>,
     step: usize,
     done: &mut usize,
@@ -137,8 +117,8 @@ async fn acknowledge_some(
     Ok(batches)
 }
 
-fn percentile(sorted: &[Duration], share: f64) -> Duration {
-    sorted[((sorted.len() - 1) as f64 * share) as usize]
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    sorted[(sorted.len() - 1) * percent / 100]
 }
 
 /// The time from the append to its commit, at a steady `rate` a second.
@@ -146,25 +126,23 @@ async fn latency(
     log: &Embedded,
     events: &mut UnboundedReceiver<LogEvent>,
     load: &mut Load,
-    rate: u64,
-    count: usize,
+    rate: u32,
+    count: u32,
 ) -> Result<Vec<Duration>, Failed> {
     let mut sent = std::collections::VecDeque::new();
-    let mut times = Vec::with_capacity(count);
+    let mut times = Vec::new();
     let start = Instant::now();
-    let mut next = 0_u64;
-    while times.len() < count {
-        while next < count as u64
-            && start.elapsed() >= Duration::from_nanos(next * 1_000_000_000 / rate)
-        {
+    let mut next = 0;
+    while times.len() < count as usize {
+        while next < count && start.elapsed() >= Duration::from_secs(1) * next / rate {
             sent.push_back(Instant::now());
             log.append(load.next());
             next += 1;
         }
-        let due = start + Duration::from_nanos(next * 1_000_000_000 / rate);
+        let due = start + Duration::from_secs(1) * next / rate;
         let event = tokio::select! {
             event = events.recv() => event,
-            () = tokio::time::sleep_until(due), if next < count as u64 => continue,
+            () = tokio::time::sleep_until(due), if next < count => continue,
         };
         let Some(LogEvent::Committed(committed)) = event else {
             return Err("the log stopped".into());
@@ -184,7 +162,7 @@ async fn missed(
     count: u64,
 ) -> Result<(usize, Duration), Failed> {
     let start = Instant::now();
-    let (mut after, mut seen) = (head - count, 0);
+    let (mut after, mut seen) = (head.saturating_sub(count), 0);
     loop {
         let page = log.read(room.clone(), after, head, 64 << 10, true).await?;
         seen += page.events.len();
@@ -216,15 +194,15 @@ async fn main() -> Result<(), Failed> {
             println!("  {window:>5} under way: {rate:>8.0} acknowledged/s, {batch:.0} a commit");
         }
         for rate in [100, 2_000, 20_000] {
-            let times = latency(&log, &mut events, &mut load, rate, rate as usize * 3).await?;
-            let (half, most) = (percentile(&times, 0.5), percentile(&times, 0.99));
-            let worst = percentile(&times, 1.0);
+            let times = latency(&log, &mut events, &mut load, rate, rate * 3).await?;
+            let (half, most) = (percentile(&times, 50), percentile(&times, 99));
+            let worst = percentile(&times, 100);
             println!("  at {rate:>6}/s: commit p50 {half:.1?}, p99 {most:.1?}, max {worst:.1?}");
         }
         let head = load.sent;
         for count in [10, 1_000, 100_000] {
-            let (seen, time) = missed(&log, &load.rooms[0], head, count).await?;
-            println!("  {seen:>6} of {count:>6} missed events read in {time:.1?}");
+            let (seen, time) = missed(&log, &load.rooms[0], head, count * rooms as u64).await?;
+            println!("  {seen:>6} missed events read in {time:.1?}");
         }
         let start = Instant::now();
         log.close().await;

@@ -629,3 +629,144 @@ async fn a_cursor_of_nobody_is_refused() {
     assert_eq!(log.engine.history(query).await, Err(HistoryError::BadCursor));
     log.close().await;
 }
+
+#[tokio::test]
+async fn retention_by_size_spares_the_snapshot_and_tells_who_missed_something() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("room.db");
+    let settings = Settings { retention_bytes: 1 << 20, min_free: 0, ..Settings::default() };
+    let mut log = Log::open(&path, &settings).await;
+    let big = |vehicle, second| Append {
+        body: "x".repeat(4000).into(),
+        ..position(&["a"], vehicle, second)
+    };
+    let silent = stored(&log.append(big("silent", 0)).await);
+    let mut last = 0;
+    for second in 0..600 {
+        last = stored(&log.append(big("busy", second)).await);
+    }
+    let trimmed_to = loop {
+        let (_, trimmed_to, newest) = log.load("a").await;
+        assert_eq!(newest.iter().map(|n| n.seq).collect::<Vec<_>>(), [silent, last]);
+        if trimmed_to > 300 {
+            break trimmed_to;
+        }
+    };
+    assert!(trimmed_to < last, "not more than needed");
+    let missed = log.read_all("a", trimmed_to - 1, last).await;
+    assert!(matches!(missed, Err(ReadError::Trimmed { .. })));
+    log.kill().await;
+    let mut log = Log::open(&path, &settings).await;
+    let (_, trimmed_to, newest) = log.load("a").await;
+    assert_eq!(newest.iter().map(|n| n.seq).collect::<Vec<_>>(), [silent, last]);
+    let kept: Vec<_> = (trimmed_to + 1..=last).collect();
+    assert_eq!(log.read_all("a", trimmed_to, last).await.unwrap(), kept);
+    // Still judged by what retention passed; superseded, it goes.
+    assert_eq!(log.append(big("silent", 0)).await[0].verdict, Verdict::Duplicate);
+    stored(&log.append(big("silent", 1)).await);
+    log.close().await;
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    let count: i64 = connection
+        .query_row("SELECT count(*) FROM events WHERE seq = ?1", [silent], |row| row.get(0))
+        .unwrap();
+    assert_eq!(count, 0);
+}
+
+#[tokio::test]
+async fn a_late_or_old_fix_is_no_part_of_the_snapshot() {
+    let mut log = Log::open(Path::new(MEMORY), &Settings::default()).await;
+    let day_before = -86_400 - 60;
+    let old = log.append(position(&["a"], "old", day_before)).await;
+    assert_eq!(old[0].verdict, Verdict::Stored { newest: true }, "age alone is no reason");
+    let newest = stored(&log.append(position(&["a"], "v", 9)).await);
+    let late = log.append(position(&["a"], "v", 8)).await;
+    assert_eq!(late[0].verdict, Verdict::Stored { newest: false });
+    let receipt = Receipt { outcomes: late };
+    assert_eq!(receipt.late().collect::<Vec<_>>(), [&room("a")]);
+    let (head, _, snapshot) = log.load("a").await;
+    assert_eq!(snapshot.iter().map(|n| n.seq).collect::<Vec<_>>(), [newest]);
+    assert_eq!(log.read_all("a", 0, head).await.unwrap(), [old[0].seq, newest]);
+    let all = log.engine.read(room("a"), 0, head, usize::MAX, false).await.unwrap();
+    assert_eq!(all.events.iter().map(|e| e.late).collect::<Vec<_>>(), [false, false, true]);
+    log.close().await;
+}
+
+const CHILD: &str = "MILEPOST_TEST_LOG";
+
+#[test]
+#[ignore = "the child process of `kill_9_loses_nothing_that_was_acknowledged`"]
+fn child_appends_until_it_is_killed() {
+    let Some(path) = std::env::var_os(CHILD) else { return };
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+        let mut log = Log::open(Path::new(&path), &Settings::default()).await;
+        println!("\nepoch {}", log.engine.epoch());
+        for second in 0.. {
+            log.engine.append(position(&["a", "b"], "v", second));
+            for one in log.committed().await {
+                println!("ack {} {}", one.append.fix_time().get(), one.outcomes[0].seq);
+            }
+        }
+    });
+}
+
+#[tokio::test]
+async fn kill_9_loses_nothing_that_was_acknowledged() {
+    use std::io::BufRead;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("room.db");
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--nocapture", "--exact"])
+        .arg("room_log::embedded::tests::child_appends_until_it_is_killed")
+        .env(CHILD, &path)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+    let (mut epoch, mut acked) = (String::new(), Vec::new());
+    while let Some(Ok(line)) = lines.next() {
+        if let Some(text) = line.strip_prefix("epoch ") {
+            text.clone_into(&mut epoch);
+        }
+        if let Some((fix, seq)) = line.strip_prefix("ack ").and_then(|text| text.split_once(' ')) {
+            acked.push((fix.parse::<i64>().unwrap(), seq.parse::<u64>().unwrap()));
+        }
+        if acked.len() == 200 {
+            let held = Lock::try_acquire(&path).unwrap_err();
+            let LockError::Held { pid, .. } = held else { panic!("{held}") };
+            assert_eq!(pid, Some(child.id()));
+            child.kill().unwrap();
+        }
+    }
+    child.wait().unwrap();
+    assert!(acked.len() >= 200, "the child worked");
+    let mut log = Log::open(&path, &Settings::default()).await;
+    assert_eq!(&*log.engine.epoch(), epoch);
+    let head = log.load("a").await.0;
+    let found = log.read_all("a", 0, head).await.unwrap();
+    for (fix, seq) in &acked {
+        assert!(found.contains(seq), "{seq} of {fix}");
+    }
+    assert_eq!(log.read_all("b", 0, head).await.unwrap().len(), found.len(), "in both or none");
+    let (fix, seq) = acked[100];
+    let again = Append { fix: UnixMillis::new(fix), ..position(&["a", "b"], "v", 0) };
+    let again = log.append(again).await;
+    assert_eq!((again[0].seq, again[0].verdict), (seq, Verdict::Duplicate));
+    log.close().await;
+}
+
+#[tokio::test]
+async fn pages_end_at_the_bytes_asked_for_and_go_on_where_they_ended() {
+    let mut log = Log::open(Path::new(MEMORY), &Settings::default()).await;
+    for second in 0..20 {
+        log.append(position(&["a"], "v", second)).await;
+        log.append(position(&["b"], "v", second)).await;
+    }
+    let page = log.engine.read(room("a"), 0, 39, 1, true).await.unwrap();
+    assert_eq!((page.events.len(), page.next), (1, Some(1)), "one at least");
+    let page = log.engine.read(room("a"), 5, 9, 10_000, true).await.unwrap();
+    assert_eq!(page.events.iter().map(|e| e.seq).collect::<Vec<_>>(), [7, 9]);
+    assert_eq!(page.next, None);
+    assert_eq!(log.read_all("a", 0, 39).await.unwrap().len(), 20);
+    assert!(log.read_all("nobody's", 0, 39).await.unwrap().is_empty());
+    log.close().await;
+}

@@ -13,6 +13,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::Settings;
 use super::checkpoint::Checkpointer;
@@ -31,6 +32,9 @@ use crate::time::UnixMillis;
 const MAX_ROWS: usize = 1024;
 /// How long the writer sleeps at most, so that age is noticed without traffic.
 const TICK: Duration = Duration::from_secs(1);
+/// Under load a commit starts no sooner than this after the one before: a commit costs
+/// the WAL its pages however few rows it has. A lone append never waits.
+const PACE: Duration = Duration::from_millis(2);
 /// A failing store is tried again after this, doubled each time …
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// … up to this.
@@ -114,6 +118,14 @@ impl Queue {
         Ok(())
     }
 
+    /// Lets more come for `time`.
+    fn linger(&self, time: Duration) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.abandoned && waiting.commands.len() < MAX_ROWS {
+            self.wake.wait_for(&mut waiting, time);
+        }
+    }
+
     /// Waits for the next try of a failing store.
     fn pause(&self, time: Duration) -> Result<(), Abandoned> {
         let mut waiting = self.waiting.lock();
@@ -168,6 +180,8 @@ pub(super) struct Writer {
     over: bool,
     trimming: bool,
     checked_at: i64,
+    /// When the last commit started, if it was for more than one.
+    pace: Option<Instant>,
 }
 
 impl Writer {
@@ -198,6 +212,7 @@ impl Writer {
             over: false,
             trimming: false,
             checked_at: 0,
+            pace: None,
         })
     }
 
@@ -205,6 +220,9 @@ impl Writer {
     pub(super) fn run(mut self) {
         let mut work = VecDeque::new();
         let closed = loop {
+            if let Some(started) = self.pace.take() {
+                self.queue.linger(PACE.saturating_sub(started.elapsed()));
+            }
             let patience = if self.trimming { Duration::ZERO } else { TICK };
             if self.queue.take(&mut work, patience).is_err() {
                 break None;
@@ -256,10 +274,13 @@ impl Writer {
 
     /// Judges and writes the appends at the front of `work`; how many rows they made.
     fn append(&mut self, work: &mut VecDeque<Command>) -> Result<usize, Abandoned> {
+        let started = Instant::now();
         let now = self.commit_time();
         let mut batch = Batch::default();
         let mut outcomes = Vec::new();
-        while batch.rows.len() < MAX_ROWS {
+        let max: usize =
+            std::env::var("MP_ROWS").ok().and_then(|t| t.parse().ok()).unwrap_or(MAX_ROWS);
+        while batch.rows.len() < max {
             match work.pop_front() {
                 Some(Command::Append(append)) => {
                     outcomes.push(self.judge(&append, now, &mut batch)?);
@@ -273,6 +294,7 @@ impl Writer {
             }
         }
         let rows = batch.rows.len();
+        self.pace = (batch.appends.len() > 1).then_some(started);
         self.commit(batch, outcomes)?;
         Ok(rows)
     }
@@ -421,9 +443,8 @@ impl Writer {
         if let Some(upto) = batch.tracks_upto {
             self.state.saved_upto = upto;
         }
-        let bytes = batch.rows.iter().map(|row| batch.appends[row.append].body.len() + 200).sum();
         if let Some(checkpointer) = &mut self.checkpointer {
-            checkpointer.committed(&self.connection, bytes);
+            checkpointer.committed(&self.connection);
         }
     }
 
