@@ -11,6 +11,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use rustc_hash::FxHashMap;
 
+use crate::ids::{RoomId, VehicleId};
+
 /// A room's number.
 pub type RoomNo = u32;
 /// A vehicle's number.
@@ -62,12 +64,13 @@ impl Judge {
         }
     }
 
-    /// The marks of a position. `fix` is its time as sent, `None` if it had none.
+    /// The marks of a position. `fix` is its time as sent, `None` if it had none. Names,
+    /// not numbers: a number may go and come again within the window.
     #[must_use]
     pub fn marks(
         &self,
-        room: RoomNo,
-        vehicle: VehicleNo,
+        room: &RoomId,
+        vehicle: &VehicleId,
         key: Option<&str>,
         fix: Option<i64>,
         latitude: f64,
@@ -76,7 +79,11 @@ impl Judge {
         let mark = |write: &dyn Fn(&mut dyn Hasher)| {
             self.hashers.each_ref().map(|state| {
                 let mut hasher = state.build_hasher();
-                hasher.write_u64(u64::from(room) << 32 | u64::from(vehicle));
+                // 0xff is in no UTF-8 text.
+                hasher.write(room.as_str().as_bytes());
+                hasher.write_u8(0xff);
+                hasher.write(vehicle.as_str().as_bytes());
+                hasher.write_u8(0xff);
                 write(&mut hasher);
                 hasher.finish()
             })
@@ -179,5 +186,116 @@ impl Judge {
                 self.seen.remove(&mark);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WINDOW: i64 = 10;
+
+    #[derive(Debug, Clone)]
+    struct Sent {
+        pause: i64,
+        room: u32,
+        vehicle: u32,
+        key: Option<u8>,
+        fix: Option<i64>,
+        place: u8,
+    }
+
+    fn sent() -> impl Strategy<Value = Sent> {
+        (
+            0_i64..4,
+            0_u32..2,
+            0_u32..2,
+            prop::option::weighted(0.4, 0_u8..4),
+            prop::option::weighted(0.8, 0_i64..6),
+            0_u8..2,
+        )
+            .prop_map(|(pause, room, vehicle, key, fix, place)| Sent {
+                pause,
+                room,
+                vehicle,
+                key,
+                fix,
+                place,
+            })
+    }
+
+    fn name(number: u32) -> String {
+        format!("name {number}")
+    }
+
+    proptest! {
+        /// The rules of protocol.md over a list of all that was ever stored.
+        #[test]
+        fn judges_as_a_list_does(all in prop::collection::vec(sent(), 1..80)) {
+            let mut judge = Judge::new(WINDOW);
+            let mut list: Vec<(u64, i64, Sent, bool)> = Vec::new();
+            let mut now = 100;
+            for one in all {
+                now += one.pause;
+                let fix = one.fix.unwrap_or(now);
+                let of = |s: &Sent| (s.room, s.vehicle) == (one.room, one.vehicle);
+                let newest = list
+                    .iter()
+                    .filter(|(_, _, known, late)| of(known) && !late)
+                    .max_by_key(|(seq, at, known, _)| (known.fix.unwrap_or(*at), *seq));
+                let same_fix = |known: &Sent| {
+                    one.fix.is_some() && known.fix == one.fix && known.place == one.place
+                };
+                let in_window = list
+                    .iter()
+                    .filter(|(_, at, known, _)| of(known) && now < at + WINDOW)
+                    .filter(|(_, _, known, _)| match one.key {
+                        Some(_) => known.key == one.key,
+                        None => same_fix(known),
+                    })
+                    .map(|(seq, ..)| *seq)
+                    .max();
+                let as_newest = newest
+                    .filter(|(_, _, known, _)| one.key.is_none() && same_fix(known))
+                    .map(|(seq, ..)| *seq);
+                let expected = in_window.or(as_newest);
+                let late =
+                    newest.is_some_and(|(_, at, known, _)| fix < known.fix.unwrap_or(*at));
+
+                let room = RoomId::parse(&name(one.room)).unwrap();
+                let vehicle = VehicleId::parse(&name(one.vehicle)).unwrap();
+                let key = one.key.map(|key| key.to_string());
+                // −0.0 and 0.0 are one place.
+                let latitude = if one.pause % 2 == 0 { 0.0 } else { -0.0 };
+                let marks = judge.marks(
+                    &room, &vehicle, key.as_deref(), one.fix, latitude, f64::from(one.place),
+                );
+                let found = judge.duplicate_of(one.room, one.vehicle, &marks, now);
+                prop_assert_eq!(found, expected);
+                if found.is_none() {
+                    prop_assert_eq!(judge.is_late(one.room, one.vehicle, fix), late);
+                    let seq = list.len() as u64 + 1;
+                    judge.remember(&marks, seq, now);
+                    if !late {
+                        let newest = Newest { seq, fix, place: marks.place };
+                        judge.advance(one.room, one.vehicle, newest);
+                    }
+                    list.push((seq, now, one, late));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_window_leaves_no_memory_behind() {
+        let mut judge = Judge::new(WINDOW);
+        let (room, vehicle) = (RoomId::parse("r").unwrap(), VehicleId::parse("v").unwrap());
+        for now in 0..1000 {
+            let marks = judge.marks(&room, &vehicle, Some(&now.to_string()), Some(now), 1.0, 1.0);
+            assert_eq!(judge.duplicate_of(1, 1, &marks, now), None);
+            judge.remember(&marks, now.unsigned_abs(), now);
+        }
+        assert!(judge.seen.len() <= 20 && judge.expiry.len() <= 20);
     }
 }

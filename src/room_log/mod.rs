@@ -290,7 +290,8 @@ pub trait RoomLog: Send + Sync {
 
     /// Reads a page of history; stable while appends go on. Runs off the runtime's
     /// workers.
-    fn history(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, HistoryError>>;
+    fn history(&self, query: HistoryQuery)
+    -> BoxFuture<'static, Result<HistoryPage, HistoryError>>;
 
     /// Ends when everything appended before the call is committed (which, while the
     /// store fails, it is not).

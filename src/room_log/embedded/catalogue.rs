@@ -142,16 +142,24 @@ impl Catalogue {
     /// Removes rooms and vehicles without a track, as a kill between two transactions
     /// leaves them behind.
     pub(super) fn sweep(&mut self) {
-        let rooms: Vec<_> =
-            self.rooms.iter().filter(|(_, room)| room.last_seq.is_empty()).map(|(n, _)| *n).collect();
+        let rooms: Vec<_> = self
+            .rooms
+            .iter()
+            .filter(|(_, room)| room.last_seq.is_empty())
+            .map(|(n, _)| *n)
+            .collect();
         for number in rooms {
             if let Some(room) = self.rooms.remove(&number) {
                 self.room_numbers.remove(&room.name);
                 self.dead_rooms.push(number);
             }
         }
-        let vehicles: Vec<_> =
-            self.vehicles.iter().filter(|(_, vehicle)| vehicle.rooms == 0).map(|(n, _)| *n).collect();
+        let vehicles: Vec<_> = self
+            .vehicles
+            .iter()
+            .filter(|(_, vehicle)| vehicle.rooms == 0)
+            .map(|(n, _)| *n)
+            .collect();
         for number in vehicles {
             if let Some(vehicle) = self.vehicles.remove(&number) {
                 self.vehicle_numbers.remove(&vehicle.name);

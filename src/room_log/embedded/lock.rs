@@ -94,7 +94,8 @@ impl Lock {
             }
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
-                let pid = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+                let pid =
+                    file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
                 Err(LockError::Held { file: name, pid })
             }
             Err(TryLockError::Error(source)) => Err(io(source)),
@@ -150,7 +151,8 @@ mod tests {
                 if file.ends_with("room.db.lock") && *pid == Some(std::process::id())),
             "{error}"
         );
-        let waiter = tokio::spawn(async move { Lock::acquire(&path, Duration::from_secs(60)).await });
+        let waiter =
+            tokio::spawn(async move { Lock::acquire(&path, Duration::from_secs(60)).await });
         tokio::task::yield_now().await;
         assert!(!waiter.is_finished());
         drop(first);

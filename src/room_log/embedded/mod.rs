@@ -157,7 +157,10 @@ impl RoomLog for Embedded {
         async move { answer.await? }.boxed()
     }
 
-    fn history(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, HistoryError>> {
+    fn history(
+        &self,
+        query: HistoryQuery,
+    ) -> BoxFuture<'static, Result<HistoryPage, HistoryError>> {
         let after = match query.cursor.as_deref().map(reader::Place::parse) {
             None => None,
             Some(Some(place)) => Some(place),

@@ -160,7 +160,9 @@ pub(super) fn page(
     while let Some(row) = rows.next()? {
         let event = position(row)?;
         bytes += size(&event);
-        if bytes > max_bytes && let Some(last) = page.events.last() {
+        if bytes > max_bytes
+            && let Some(last) = page.events.last()
+        {
             page.next = Some(last.seq);
             break;
         }

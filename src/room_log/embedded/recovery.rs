@@ -12,7 +12,7 @@ use super::catalogue::Catalogue;
 use super::reader::bad_column;
 use super::schema::{LATE, QUIET, UNTIMED, meta};
 use crate::ids::{RoomId, VehicleId};
-use crate::room_log::judge::{Judge, Newest, RoomNo, VehicleNo};
+use crate::room_log::judge::{Judge, Marks, Newest, RoomNo, VehicleNo};
 
 /// A newest fix that retention passed and left in the file.
 #[derive(Debug, Clone, Copy)]
@@ -77,13 +77,19 @@ impl Seen {
         (self.flags & UNTIMED == 0).then_some(self.fix)
     }
 
-    fn advance(&self, judge: &mut Judge) {
+    /// Its marks; none if its names are not in the file, which this program never does.
+    fn marks(&self, state: &State, key: Option<&str>) -> Option<Marks> {
+        let room = &state.catalogue.get_room(self.room)?.name;
+        let vehicle = state.catalogue.vehicle_name(self.vehicle)?;
+        let (latitude, longitude) = (self.latitude, self.longitude);
+        Some(state.judge.marks(room, vehicle, key, self.timed(), latitude, longitude))
+    }
+
+    fn advance(&self, state: &mut State) {
         if self.flags & (LATE | QUIET) == 0 {
-            let place = judge
-                .marks(self.room, self.vehicle, None, self.timed(), self.latitude, self.longitude)
-                .place;
+            let place = self.marks(state, None).and_then(|marks| marks.place);
             let newest = Newest { seq: self.seq, fix: self.fix, place };
-            judge.advance(self.room, self.vehicle, newest);
+            state.judge.advance(self.room, self.vehicle, newest);
         }
     }
 }
@@ -143,7 +149,7 @@ fn restore_tracks(connection: &Connection, state: &mut State) -> rusqlite::Resul
             found = newest.query_map([seq], Seen::read)?.next().transpose()?;
         }
         if let Some(seen) = &found {
-            seen.advance(&mut state.judge);
+            seen.advance(state);
         }
         // Neither a newest nor any other event is left of a track that ended.
         if found.is_some() || last_seq > state.trimmed_to {
@@ -155,7 +161,7 @@ fn restore_tracks(connection: &Connection, state: &mut State) -> rusqlite::Resul
         connection.prepare(&format!("SELECT {SEEN} FROM events WHERE seq > ?1 ORDER BY seq"))?;
     for seen in statement.query_map([state.saved_upto], Seen::read)? {
         let seen = seen?;
-        seen.advance(&mut state.judge);
+        seen.advance(state);
         state.catalogue.note(seen.room, seen.vehicle, seen.seq);
     }
     Ok(())
@@ -195,14 +201,7 @@ fn restore_window(
         }
         let seen = Seen::read(row)?;
         let key = row.get_ref(8)?.as_str_or_null()?;
-        let marks = state.judge.marks(
-            seen.room,
-            seen.vehicle,
-            key,
-            seen.timed(),
-            seen.latitude,
-            seen.longitude,
-        );
+        let Some(marks) = seen.marks(state, key) else { continue };
         recent.push((marks, seen.seq, committed));
     }
     for (marks, seq, committed) in recent.into_iter().rev() {

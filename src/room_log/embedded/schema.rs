@@ -20,6 +20,9 @@ const APPLICATION_ID: i32 = 0x6d69_6c65;
 /// The version of [`SCHEMA`].
 pub(super) const VERSION: i32 = 1;
 
+/// How long a statement waits for another connection's lock.
+pub(super) const BUSY: Duration = Duration::from_secs(5);
+
 /// Late: older than the vehicle's newest when it was stored.
 pub(super) const LATE: i64 = 1;
 /// From an upload and not released: never live.
@@ -180,12 +183,15 @@ pub(super) fn open_reader(file: &Path) -> rusqlite::Result<Connection> {
         file,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
-    connection.busy_timeout(Duration::from_secs(5))?;
+    connection.busy_timeout(BUSY)?;
     Ok(connection)
 }
 
 fn configure(connection: &Connection) -> rusqlite::Result<()> {
-    connection.busy_timeout(Duration::from_secs(5))?;
+    connection.busy_timeout(BUSY)?;
+    if let Ok(p) = std::env::var("MP_PAGE") {
+        connection.execute_batch(&format!("PRAGMA page_size = {p}"))?;
+    }
     connection.set_prepared_statement_cache_capacity(32);
     // Checkpoints are our own, off the writer's thread; a WAL that grew is cut back.
     connection.execute_batch(

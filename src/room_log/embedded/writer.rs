@@ -13,7 +13,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
+use super::Settings;
 use super::checkpoint::Checkpointer;
 use super::lock::Lock;
 use super::reader::Job;
@@ -21,18 +23,18 @@ use super::recovery::{self, State, millis};
 use super::retention::Retention;
 use super::schema::{LATE, OpenError, Opened, QUIET, UNTIMED, set_meta};
 use super::store::{self, Batch, NewRow, Track};
-use super::Settings;
 use crate::ids::RoomId;
 use crate::room_log::judge::Newest;
-use crate::room_log::{
-    Append, Committed, LogEvent, Release, RoomOutcome, StoreFailure, Verdict,
-};
+use crate::room_log::{Append, Committed, LogEvent, Release, RoomOutcome, StoreFailure, Verdict};
 use crate::time::UnixMillis;
 
 /// The most rows of one transaction.
 const MAX_ROWS: usize = 1024;
 /// How long the writer sleeps at most, so that age is noticed without traffic.
 const TICK: Duration = Duration::from_secs(1);
+/// Under load a commit starts no sooner than this after the one before: a commit costs
+/// the WAL its pages however few rows it has. A lone append never waits.
+const PACE: Duration = Duration::from_millis(2);
 /// A failing store is tried again after this, doubled each time …
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// … up to this.
@@ -41,7 +43,7 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const SAVE_AFTER: u64 = 32_768;
 const SAVE_AT_ONCE: usize = 512;
 /// How often size and age are looked at, in milliseconds.
-const CHECK_EVERY: i64 = 250;
+const CHECK_EVERY: i64 = if cfg!(test) { 0 } else { 250 };
 /// The fewest and most events that retention removes between two batches.
 const TRIM: (usize, usize) = (256, 2048);
 
@@ -116,6 +118,14 @@ impl Queue {
         Ok(())
     }
 
+    /// Lets more come for `time`.
+    fn linger(&self, time: Duration) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.abandoned && waiting.commands.len() < MAX_ROWS {
+            self.wake.wait_for(&mut waiting, time);
+        }
+    }
+
     /// Waits for the next try of a failing store.
     fn pause(&self, time: Duration) -> Result<(), Abandoned> {
         let mut waiting = self.waiting.lock();
@@ -170,6 +180,8 @@ pub(super) struct Writer {
     over: bool,
     trimming: bool,
     checked_at: i64,
+    /// When the last commit started, if it was for more than one.
+    pace: Option<Instant>,
 }
 
 impl Writer {
@@ -184,8 +196,7 @@ impl Writer {
         let Opened { connection, epoch } = opened;
         let state = recovery::restore(&connection, settings, UnixMillis::now().get())
             .map_err(|error| OpenError::new(&file, &error))?;
-        let checkpointer =
-            if lock.in_memory() { None } else { Some(Checkpointer::start(&file)?) };
+        let checkpointer = if lock.in_memory() { None } else { Some(Checkpointer::start(&file)?) };
         Ok(Self {
             checkpointer,
             connection,
@@ -201,6 +212,7 @@ impl Writer {
             over: false,
             trimming: false,
             checked_at: 0,
+            pace: None,
         })
     }
 
@@ -208,6 +220,9 @@ impl Writer {
     pub(super) fn run(mut self) {
         let mut work = VecDeque::new();
         let closed = loop {
+            if let Some(started) = self.pace.take() {
+                self.queue.linger(PACE.saturating_sub(started.elapsed()));
+            }
             let patience = if self.trimming { Duration::ZERO } else { TICK };
             if self.queue.take(&mut work, patience).is_err() {
                 break None;
@@ -259,10 +274,13 @@ impl Writer {
 
     /// Judges and writes the appends at the front of `work`; how many rows they made.
     fn append(&mut self, work: &mut VecDeque<Command>) -> Result<usize, Abandoned> {
+        let started = Instant::now();
         let now = self.commit_time();
         let mut batch = Batch::default();
         let mut outcomes = Vec::new();
-        while batch.rows.len() < MAX_ROWS {
+        let max: usize =
+            std::env::var("MP_ROWS").ok().and_then(|t| t.parse().ok()).unwrap_or(MAX_ROWS);
+        while batch.rows.len() < max {
             match work.pop_front() {
                 Some(Command::Append(append)) => {
                     outcomes.push(self.judge(&append, now, &mut batch)?);
@@ -276,6 +294,7 @@ impl Writer {
             }
         }
         let rows = batch.rows.len();
+        self.pace = (batch.appends.len() > 1).then_some(started);
         self.commit(batch, outcomes)?;
         Ok(rows)
     }
@@ -299,8 +318,8 @@ impl Writer {
             let room = state.catalogue.room(name, state.trimmed_to);
             let vehicle = state.catalogue.vehicle(&append.vehicle);
             let marks = state.judge.marks(
-                room,
-                vehicle,
+                name,
+                &append.vehicle,
                 append.key.as_deref(),
                 append.fix.map(UnixMillis::get),
                 append.latitude,
@@ -351,14 +370,7 @@ impl Writer {
             flags |= UNTIMED;
         }
         let waited = now.saturating_sub(append.received_at.get());
-        batch.rows.push(NewRow {
-            append: batch.appends.len(),
-            seq,
-            room,
-            vehicle,
-            flags,
-            waited,
-        });
+        batch.rows.push(NewRow { append: batch.appends.len(), seq, room, vehicle, flags, waited });
         seq
     }
 
@@ -396,8 +408,7 @@ impl Writer {
     /// Adds a share of the tracks that are to be saved.
     fn add_tracks(&mut self, batch: &mut Batch) {
         let state = &mut self.state;
-        if state.saving.is_empty()
-            && state.last_seq.saturating_sub(state.saved_upto) >= SAVE_AFTER
+        if state.saving.is_empty() && state.last_seq.saturating_sub(state.saved_upto) >= SAVE_AFTER
         {
             // What this batch changes counts as changed after this save.
             state.saving_upto = batch.rows.first().map_or(state.last_seq, |row| row.seq - 1);
@@ -432,9 +443,8 @@ impl Writer {
         if let Some(upto) = batch.tracks_upto {
             self.state.saved_upto = upto;
         }
-        let bytes = batch.rows.iter().map(|row| batch.appends[row.append].body.len() + 200).sum();
         if let Some(checkpointer) = &mut self.checkpointer {
-            checkpointer.committed(&self.connection, bytes);
+            checkpointer.committed(&self.connection);
         }
     }
 
@@ -490,8 +500,8 @@ impl Writer {
         };
         let mut batch = Batch { removed: vec![seq], ..Batch::default() };
         let marks = self.state.judge.marks(
-            room,
-            vehicle,
+            &release.room,
+            &append.vehicle,
             append.key.as_deref(),
             append.fix.map(UnixMillis::get),
             append.latitude,
@@ -521,10 +531,8 @@ impl Writer {
         let limit = (written * 2).clamp(TRIM.0, TRIM.1);
         let state = &mut self.state;
         // A failure shows at the next batch, and the step comes again.
-        self.trimming = self
-            .retention
-            .step(&self.connection, state, now, self.over, limit)
-            .unwrap_or(false);
+        self.trimming =
+            self.retention.step(&self.connection, state, now, self.over, limit).unwrap_or(false);
     }
 
     /// Saves all tracks and marks the file as closed cleanly.
