@@ -11,7 +11,7 @@ pub mod session;
 mod task;
 
 pub use handle::{Handle, Order, Progress};
-pub use registry::{Registered, Registry, Tally};
+pub use registry::{Registered, Registry, Tally, Terminated};
 pub use services::{Services, Settings};
 pub use session::Session;
 pub use task::{Connection, Entry};

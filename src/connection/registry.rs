@@ -74,6 +74,18 @@ pub struct Registry {
     tally: Tally,
     tallying: AtomicBool,
     requests: Arc<Totals>,
+    given_up: Mutex<Vec<Terminated>>,
+}
+
+/// A connection that was given up in a shutdown, with what was lost.
+#[derive(Debug, Clone)]
+pub struct Terminated {
+    /// The connection.
+    pub handle: Arc<Handle>,
+    /// What its queue held.
+    pub queued: Backlog,
+    /// What its peer's kernel had not acknowledged.
+    pub kernel_unacked_bytes: u64,
 }
 
 impl Default for Registry {
@@ -88,6 +100,7 @@ impl Default for Registry {
             tally: Tally::default(),
             tallying: AtomicBool::new(false),
             requests: Arc::default(),
+            given_up: Mutex::default(),
         }
     }
 }
@@ -240,6 +253,28 @@ impl Registry {
     #[must_use]
     pub fn tally_if_stopping(&self) -> Option<&Tally> {
         self.tallying.load(Ordering::Acquire).then_some(&self.tally)
+    }
+
+    /// Counts a connection as terminated and notes what it loses.
+    pub fn terminated(&self, handle: Arc<Handle>) -> Terminated {
+        handle.advance(Progress::Terminated);
+        let queued = handle.queue.backlog();
+        let kernel_unacked_bytes = handle.socket.unacknowledged();
+        self.tally.terminated.fetch_add(1, Ordering::AcqRel);
+        self.tally.kernel_unacked_bytes.fetch_add(kernel_unacked_bytes, Ordering::AcqRel);
+        Terminated { handle, queued, kernel_unacked_bytes }
+    }
+
+    /// As [`Registry::terminated`], by the connection itself.
+    pub(super) fn give_up(&self, handle: Arc<Handle>) {
+        let terminated = self.terminated(handle);
+        self.given_up.lock().push(terminated);
+    }
+
+    /// Those that gave themselves up since the last call.
+    #[must_use]
+    pub fn take_given_up(&self) -> Vec<Terminated> {
+        std::mem::take(&mut self.given_up.lock())
     }
 
     /// Requests completed and refused.

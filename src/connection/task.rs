@@ -146,6 +146,8 @@ pub struct Connection {
     mark: Option<u64>,
     close_deadline: Option<u64>,
     acked: bool,
+    /// The close frame has to go out now or not at all.
+    last_try: bool,
     /// How it ends once the answer to the peer's close frame is out.
     later: Option<End>,
     end: Option<End>,
@@ -198,6 +200,7 @@ impl Connection {
             mark: None,
             close_deadline: None,
             acked: false,
+            last_try: false,
             later: None,
             end: None,
             opened: Instant::now(),
@@ -272,6 +275,7 @@ impl Connection {
             let dropped = self.batch.drop_events();
             self.registered.registry().tally().dropped(dropped);
             self.close(Close::ShuttingDown, now);
+            self.last_try = true;
         }
         if orders.has(Order::Terminate) {
             self.give_up(End::closed(Close::ShuttingDown));
@@ -290,7 +294,7 @@ impl Connection {
             Stage::Open | Stage::Finishing => {
                 let settings = &self.services.settings;
                 let own = self.handle().queue.lane_bytes();
-                let limit = if self.paused { settings.low_water() } else { settings.high_water };
+                let limit = if self.paused { settings.low_water } else { settings.high_water };
                 self.paused = own > limit;
                 !self.paused && self.session.as_ref().is_none_or(|session| !session.is_busy())
             }
@@ -451,6 +455,7 @@ impl Connection {
             }
             self.check_drain(now);
             if self.batch.is_empty() {
+                self.last_try = false;
                 self.written_out();
                 break;
             }
@@ -465,6 +470,12 @@ impl Connection {
                     self.wrote(written);
                 }
                 Poll::Ready(Err(_)) => self.peer_gone("connection lost"),
+                Poll::Pending if self.last_try => {
+                    // The kernel has no room for the close frame, and there is no more time.
+                    let handle = self.handle().clone();
+                    self.registered.registry().give_up(handle);
+                    self.give_up(End::closed(Close::ShuttingDown));
+                }
                 Poll::Pending => {
                     if self.blocked_since.is_none() {
                         self.blocked_since = Some(now);

@@ -14,6 +14,7 @@ use hyper::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
+use crate::admin::Readiness;
 use crate::close::Close;
 use crate::connection::{Entry, Registered, Registry, Services};
 use crate::limits::{AddressSlot, Addresses, HandshakeRate, TrustedProxies};
@@ -87,6 +88,8 @@ pub struct Front {
     pub origins: Origins,
     /// The pages.
     pub pages: Arc<dyn Pages>,
+    /// Whether traffic is wanted.
+    pub readiness: Arc<Readiness>,
     /// When the process started.
     pub started: Instant,
 }
@@ -207,9 +210,11 @@ impl Front {
             return response;
         }
         let mut response = match path {
-            "/health" | "/healthz" => self.health(phase, StatusCode::OK),
-            "/readyz" if phase == Phase::Running => self.health(phase, StatusCode::OK),
-            "/readyz" => self.health(phase, StatusCode::SERVICE_UNAVAILABLE),
+            "/health" | "/healthz" => self.health(phase),
+            "/readyz" => {
+                let (status, body) = self.readiness.answer(self.registry.len());
+                json(status, &body)
+            }
             "/ws" => Refused::bad(upgrade::BadHandshake::NoUpgrade).response(),
             _ => self.pages.page(path).unwrap_or_else(|| {
                 error(StatusCode::NOT_FOUND, "NOT_FOUND", "There is nothing at this path.")
@@ -221,18 +226,17 @@ impl Front {
         response
     }
 
-    fn health(&self, phase: Phase, status: StatusCode) -> Response<Body> {
+    fn health(&self, phase: Phase) -> Response<Body> {
         let word = if phase == Phase::Running { "ok" } else { "shutting_down" };
         let body = serde_json::json!({
             "status": word,
             "phase": phase.name(),
-            "reason": if phase == Phase::Running { None } else { Some(phase.name()) },
             "clients": self.registry.len(),
             "instanceId": &*self.services.settings.instance_id,
             "uptimeSeconds": self.started.elapsed().as_secs(),
             "version": env!("CARGO_PKG_VERSION"),
         });
-        json(status, &body)
+        json(StatusCode::OK, &body)
     }
 }
 

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use super::lines::Scene;
 use super::report::{PhaseTimes, Report, ms};
 use super::signals::Trigger;
 use super::slots::{Spread, slots};
@@ -20,9 +21,6 @@ use crate::protocol::frame;
 use crate::room_log::RoomLog;
 use crate::rooms::Hub;
 use crate::telemetry::Metrics;
-
-/// The most lines about single terminated clients.
-const MAX_TERMINATED_LINES: usize = 100;
 
 /// The ends of the phases, from `t0`.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +61,7 @@ pub struct Status(Arc<Mutex<Option<Timeline>>>);
 #[derive(Debug, Clone, Copy)]
 struct Timeline {
     t0: Instant,
+    phase: Phase,
     clients_at_start: usize,
     times: PhaseTimes,
     log_flushed: bool,
@@ -77,7 +76,8 @@ pub struct Coordinator<H> {
     /// The rooms.
     pub hub: Arc<Hub>,
     /// The room log.
-    pub log: Arc<dyn RoomLog>,
+    /// `None` while it is being opened.
+    pub log: Option<Arc<dyn RoomLog>>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Returns (a future that ends) when no handshake is pending.
@@ -119,13 +119,13 @@ where
     H: Fn() -> F,
     F: Future<Output = ()>,
 {
-    /// Waits for the first trigger, shuts down, and returns how that ended. Further
-    /// triggers join the running shutdown; a second SIGINT ends it at once.
-    pub async fn run(self, mut triggers: mpsc::UnboundedReceiver<Trigger>) -> Outcome {
-        let Some(trigger) = triggers.recv().await else {
-            // Nobody can ask any more, so nobody has to be waited for.
-            return std::future::pending().await;
-        };
+    /// Shuts down because of `trigger` and returns how that ended. Further triggers join
+    /// the running shutdown; a second SIGINT ends it at once.
+    pub async fn run(
+        self,
+        trigger: Trigger,
+        mut triggers: mpsc::UnboundedReceiver<Trigger>,
+    ) -> Outcome {
         let status = self.status.clone();
         let registry = self.registry.clone();
         let metrics = self.metrics.clone();
@@ -145,28 +145,26 @@ where
                         let timeline = *status.0.lock();
                         let timeline = timeline.unwrap_or(Timeline {
                             t0: started,
+                            phase: Phase::LameDuck,
                             clients_at_start: registry.len(),
                             times: PhaseTimes::default(),
                             log_flushed: false,
                         });
                         let mut report = timeline.report(&registry);
                         report.exit_code = 130;
-                        force_exit(&report, &registry, again, &instance_id, budget);
+                        let t0 = timeline.t0;
+                        let scene = Scene { t0, budget, trigger: again, instance_id: &instance_id };
+                        scene.force_exit(&report, registry.len() as u64);
                         report.publish(&metrics);
                         return Outcome { report, left: Duration::ZERO };
                     }
                     if !std::mem::replace(&mut joined, true) {
-                        let t0 = status.0.lock().map_or(started, |timeline| timeline.t0);
-                        tracing::info!(
-                            event = "shutdown.already_running",
-                            phase = registry_phase(&status, &registry),
-                            elapsed_ms = ms(t0.elapsed()),
-                            deadline_ms = ms(budget),
-                            clients = registry.len() as u64,
-                            signal = %again,
-                            instance_id = %instance_id,
-                            "shutdown: already running"
-                        );
+                        let (t0, phase) = status
+                            .0
+                            .lock()
+                            .map_or((started, Phase::LameDuck), |line| (line.t0, line.phase));
+                        let scene = Scene { t0, budget, trigger: again, instance_id: &instance_id };
+                        scene.already_running(phase, registry.len() as u64);
                     }
                 }
                 outcome = &mut shutdown => return outcome,
@@ -174,41 +172,21 @@ where
         }
     }
 
+    fn scene(&self, trigger: Trigger, t0: Instant) -> Scene<'_> {
+        Scene { t0, budget: self.deadlines.close, trigger, instance_id: &self.instance_id }
+    }
+
     async fn shut_down(self, trigger: Trigger) -> Outcome {
         if !self.deadlines.lame_duck.is_zero() {
             let end = Instant::now() + self.deadlines.lame_duck;
             self.phase.advance(Phase::LameDuck);
             self.metrics.set_phase(Phase::LameDuck);
-            tracing::info!(
-                event = "shutdown.lame_duck",
-                phase = Phase::LameDuck.name(),
-                elapsed_ms = 0u64,
-                deadline_ms = ms(self.deadlines.lame_duck),
-                clients = self.registry.len() as u64,
-                signal = %trigger,
-                instance_id = %self.instance_id,
-                "shutdown: lame duck"
-            );
+            self.scene(trigger, Instant::now())
+                .lame_duck(self.deadlines.lame_duck, self.registry.len() as u64);
             sleep_until(end).await;
         }
         let run = Run { trigger, t0: Instant::now(), coordinator: &self };
         run.phases().await
-    }
-}
-
-/// The name of the phase that the orders show; for a line that stands outside the phases.
-fn registry_phase(status: &Status, registry: &Registry) -> &'static str {
-    let Some(timeline) = *status.0.lock() else { return Phase::LameDuck.name() };
-    let times = timeline.times;
-    let _ = registry;
-    if times.stop_accepting.is_zero() {
-        Phase::StopAccepting.name()
-    } else if times.notify.is_zero() {
-        Phase::Notify.name()
-    } else if times.drain.is_zero() {
-        Phase::Drain.name()
-    } else {
-        Phase::Close.name()
     }
 }
 
@@ -230,6 +208,7 @@ where
         phase.advance(Phase::StopAccepting);
         *self.coordinator.status.0.lock() = Some(Timeline {
             t0: self.t0,
+            phase: Phase::StopAccepting,
             clients_at_start: registry.len(),
             times: PhaseTimes::default(),
             log_flushed: false,
@@ -324,7 +303,11 @@ where
             }
         }
         // What was accepted is committed while the last clients are waited for.
-        let flush = log.flush();
+        let flush = async {
+            if let Some(log) = log {
+                log.flush().await;
+            }
+        };
         let gone = self
             .until(deadlines.close, async {
                 let everybody = registry.until(|registry| registry.is_empty());
@@ -335,65 +318,62 @@ where
     }
 
     fn terminate(&self, handles: &[Arc<Handle>]) {
-        for (index, handle) in handles.iter().enumerate() {
-            let reason = if handle.requests.pending() > 0 {
-                "request_unanswered"
-            } else {
-                "not_drained"
-            };
-            terminated(
-                &self.coordinator.registry,
-                handle,
-                reason,
-                self.trigger,
-                &self.coordinator.instance_id,
-                self.t0,
-                self.coordinator.deadlines.close,
-                index,
-            );
+        let registry = &self.coordinator.registry;
+        let terminated: Vec<_> = handles
+            .iter()
+            .map(|handle| {
+                let unanswered = handle.requests.pending() > 0;
+                let reason = if unanswered { "request_unanswered" } else { "not_drained" };
+                (reason, registry.terminated(handle.clone()))
+            })
+            .collect();
+        self.scene().terminated(registry.len() as u64, &terminated);
+        for handle in handles {
             handle.order(Order::Terminate);
         }
-        summarise_terminated(handles.len(), &self.coordinator.instance_id);
+    }
+
+    fn scene(&self) -> Scene<'_> {
+        self.coordinator.scene(self.trigger, self.t0)
     }
 
     async fn finish(self, everybody_gone: bool) -> Outcome {
         let Coordinator { registry, deadlines, log, phase, metrics, .. } = self.coordinator;
-        let log_flushed = if everybody_gone {
-            self.until(deadlines.close, log.close()).await
-        } else {
-            self.until(deadlines.close, log.flush()).await
+        let committed = async {
+            match log {
+                Some(log) if everybody_gone => log.close().await,
+                Some(log) => log.flush().await,
+                None => {}
+            }
         };
+        let log_flushed = self.until(deadlines.close, committed).await;
         if let Some(timeline) = &mut *self.coordinator.status.0.lock() {
             timeline.log_flushed = log_flushed;
         }
         let left = deadlines.close.saturating_sub(self.t0.elapsed());
+        // Those for whose close frame the kernel had no room.
+        let given_up: Vec<_> =
+            registry.take_given_up().into_iter().map(|lost| ("not_drained", lost)).collect();
+        self.scene().terminated(registry.len() as u64, &given_up);
         let remaining = registry.handles();
         let mut report = self.report();
         if remaining.is_empty() && log_flushed {
             phase.advance(Phase::Complete);
             metrics.set_phase(Phase::Complete);
-            self.complete(&report);
+            self.scene().complete(&report);
         } else {
             phase.advance(Phase::ForceExit);
             metrics.set_phase(Phase::ForceExit);
-            for (index, handle) in remaining.iter().enumerate() {
-                registry.tally().unacked_close.fetch_add(1, Ordering::AcqRel);
-                terminated(
-                    registry,
-                    handle,
-                    "close_unacked",
-                    self.trigger,
-                    &self.coordinator.instance_id,
-                    self.t0,
-                    deadlines.close,
-                    index,
-                );
-            }
-            summarise_terminated(remaining.len(), &self.coordinator.instance_id);
+            let unacked = remaining.len() as u64;
+            registry.tally().unacked_close.fetch_add(unacked, Ordering::AcqRel);
+            let terminated: Vec<_> = remaining
+                .into_iter()
+                .map(|handle| ("close_unacked", registry.terminated(handle)))
+                .collect();
+            self.scene().terminated(unacked, &terminated);
             report = self.report();
             report.exit_code = 1;
-            let instance_id = &self.coordinator.instance_id;
-            force_exit(&report, registry, self.trigger, instance_id, deadlines.close);
+            self.scene().force_exit(&report, unacked);
         }
         report.publish(metrics);
         Outcome { report, left }
@@ -403,6 +383,7 @@ where
         let timeline = *self.coordinator.status.0.lock();
         let fallback = Timeline {
             t0: self.t0,
+            phase: Phase::StopAccepting,
             clients_at_start: 0,
             times: PhaseTimes::default(),
             log_flushed: false,
@@ -425,32 +406,10 @@ where
 
     fn enter_with(&self, phase: Phase, deadline: Duration, clients: u64) -> Instant {
         self.coordinator.metrics.set_phase(phase);
-        let (elapsed_ms, deadline_ms) = (ms(self.t0.elapsed()), ms(deadline));
-        let instance_id = &self.coordinator.instance_id;
-        macro_rules! line {
-            ($event:literal, $($message:tt)+) => {
-                tracing::info!(
-                    event = $event,
-                    phase = phase.name(),
-                    elapsed_ms,
-                    deadline_ms,
-                    clients,
-                    signal = %self.trigger,
-                    instance_id = %instance_id,
-                    $($message)+
-                )
-            };
+        if let Some(timeline) = &mut *self.coordinator.status.0.lock() {
+            timeline.phase = phase;
         }
-        match phase {
-            Phase::StopAccepting => {
-                line!("shutdown.stop_accepting", "shutdown: stopping accept");
-            }
-            Phase::Notify => {
-                line!("shutdown.notify", "shutdown: notifying {} clients", clients);
-            }
-            Phase::Drain => line!("shutdown.drain", "shutdown: draining {} clients", clients),
-            _ => line!("shutdown.close", "shutdown: closing {} clients", clients),
-        }
+        self.scene().phase(phase, deadline, clients);
         Instant::now()
     }
 
@@ -459,146 +418,5 @@ where
             // Never zero: zero means that the phase is still to come.
             *time(&mut timeline.times) = began.elapsed().max(Duration::from_nanos(1));
         }
-    }
-
-    fn complete(&self, report: &Report) {
-        let (elapsed_ms, deadline_ms) =
-            (ms(self.t0.elapsed()), ms(self.coordinator.deadlines.close));
-        macro_rules! line {
-            ($level:ident) => {
-                report_line!(
-                    $level,
-                    "shutdown.complete",
-                    Phase::Complete,
-                    elapsed_ms,
-                    deadline_ms,
-                    0u64,
-                    self.trigger,
-                    self.coordinator.instance_id,
-                    report,
-                    "shutdown: complete"
-                )
-            };
-        }
-        if report.has_losses() {
-            line!(warn);
-        } else {
-            line!(info);
-        }
-    }
-}
-
-/// A line that carries the whole report.
-macro_rules! report_line {
-    (
-        $level:ident, $event:literal, $phase:expr, $elapsed:expr, $deadline:expr, $clients:expr,
-        $signal:expr, $instance:expr, $report:expr, $message:literal
-    ) => {
-        tracing::$level!(
-            event = $event,
-            phase = $phase.name(),
-            elapsed_ms = $elapsed,
-            deadline_ms = $deadline,
-            clients = $clients,
-            signal = %$signal,
-            instance_id = %$instance,
-            clients_at_start = $report.clients_at_start,
-            notified = $report.notified,
-            drained = $report.drained,
-            terminated = $report.terminated,
-            acked = $report.acked,
-            left_early = $report.left_early,
-            unacked_close = $report.unacked_close,
-            messages_flushed = $report.messages_flushed,
-            bytes_flushed = $report.bytes_flushed,
-            messages_dropped = $report.messages_dropped,
-            bytes_dropped = $report.bytes_dropped,
-            held_notifications_dropped = $report.held_notifications_dropped,
-            kernel_unacked_bytes = $report.kernel_unacked_bytes,
-            requests_completed = $report.requests_completed,
-            requests_refused = $report.requests_refused,
-            log_flushed = $report.log_flushed,
-            broker_flushed = $report.broker_flushed,
-            exit_code = $report.exit_code,
-            duration_ms = $report.duration_ms,
-            stop_accepting_ms = $report.stop_accepting_ms,
-            notify_ms = $report.notify_ms,
-            drain_ms = $report.drain_ms,
-            close_ms = $report.close_ms,
-            $message
-        )
-    };
-}
-use report_line;
-
-fn force_exit(
-    report: &Report,
-    registry: &Registry,
-    trigger: Trigger,
-    instance_id: &str,
-    budget: Duration,
-) {
-    report_line!(
-        error,
-        "shutdown.force_exit",
-        Phase::ForceExit,
-        report.duration_ms,
-        ms(budget),
-        registry.len() as u64,
-        trigger,
-        instance_id,
-        report,
-        "shutdown: force exit"
-    );
-}
-
-#[allow(clippy::too_many_arguments)]
-fn terminated(
-    registry: &Registry,
-    handle: &Handle,
-    reason: &'static str,
-    trigger: Trigger,
-    instance_id: &str,
-    t0: Instant,
-    budget: Duration,
-    index: usize,
-) {
-    let backlog = handle.queue.backlog();
-    let kernel_unacked_bytes = handle.socket.unacknowledged();
-    let tally = registry.tally();
-    tally.terminated.fetch_add(1, Ordering::AcqRel);
-    tally.kernel_unacked_bytes.fetch_add(kernel_unacked_bytes, Ordering::AcqRel);
-    if index >= MAX_TERMINATED_LINES {
-        return;
-    }
-    tracing::warn!(
-        event = "shutdown.client_terminated",
-        phase = Phase::Close.name(),
-        elapsed_ms = ms(t0.elapsed()),
-        deadline_ms = ms(budget),
-        clients = registry.len() as u64,
-        signal = %trigger,
-        instance_id = %instance_id,
-        session_id = &*handle.session_id,
-        client_id = handle.client.as_ref().map_or("", |client| client.as_str()),
-        peer = %handle.peer,
-        reason,
-        queued_messages = backlog.messages,
-        queued_bytes = backlog.bytes,
-        kernel_unacked_bytes,
-        "shutdown: client terminated"
-    );
-}
-
-fn summarise_terminated(clients: usize, instance_id: &str) {
-    if clients > MAX_TERMINATED_LINES {
-        tracing::warn!(
-            event = "shutdown.clients_terminated",
-            clients = clients as u64,
-            more = (clients - MAX_TERMINATED_LINES) as u64,
-            instance_id = %instance_id,
-            "shutdown: {} more clients terminated",
-            clients - MAX_TERMINATED_LINES
-        );
     }
 }

@@ -6,6 +6,7 @@
 //! of everything. Nothing here touches a socket: connections carry out orders.
 
 mod coordinator;
+mod lines;
 pub mod report;
 pub mod signals;
 pub mod slots;
