@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -18,7 +17,7 @@ use tokio::time::Instant;
 use super::Settings;
 use super::checkpoint::Checkpointer;
 use super::lock::Lock;
-use super::reader::Job;
+use super::queue::{Abandoned, Command, Queue};
 use super::recovery::{self, State, millis};
 use super::retention::Retention;
 use super::schema::{LATE, OpenError, Opened, QUIET, UNTIMED, set_meta};
@@ -47,106 +46,6 @@ const SAVE_AT_ONCE: usize = 512;
 const CHECK_EVERY: i64 = if cfg!(test) { 0 } else { 250 };
 /// The fewest and most events that retention removes between two batches.
 const TRIM: (usize, usize) = (256, 8192);
-
-/// What the writer is asked to do.
-pub(super) enum Command {
-    Append(Append),
-    Load(RoomId),
-    Release(Release),
-    Read(Job),
-    Flush(oneshot::Sender<()>),
-    Close(oneshot::Sender<()>),
-}
-
-#[derive(Default)]
-struct Waiting {
-    commands: VecDeque<Command>,
-    idle: bool,
-    poked: bool,
-    abandoned: bool,
-    closed: bool,
-}
-
-/// The way to the writer.
-#[derive(Default)]
-pub(super) struct Queue {
-    waiting: Mutex<Waiting>,
-    wake: Condvar,
-    /// Makes the store fail as a full disk does: the most pages of the file, 0 = no limit.
-    #[cfg(test)]
-    pub(super) max_pages: std::sync::atomic::AtomicU32,
-}
-
-/// The handle is gone: what is left is dropped, as by a kill.
-struct Abandoned;
-
-impl Queue {
-    pub(super) fn push(&self, command: Command) {
-        let mut waiting = self.waiting.lock();
-        if waiting.closed {
-            return;
-        }
-        waiting.commands.push_back(command);
-        if waiting.idle {
-            waiting.idle = false;
-            self.wake.notify_one();
-        }
-    }
-
-    pub(super) fn poke(&self) {
-        self.waiting.lock().poked = true;
-        self.wake.notify_one();
-    }
-
-    pub(super) fn abandon(&self) {
-        self.waiting.lock().abandoned = true;
-        self.wake.notify_one();
-    }
-
-    /// Moves all that waits to `work`, which is empty; waits at most `patience` for
-    /// something to come.
-    fn take(&self, work: &mut VecDeque<Command>, patience: Duration) -> Result<(), Abandoned> {
-        let mut waiting = self.waiting.lock();
-        if waiting.commands.is_empty() && !waiting.abandoned && !patience.is_zero() {
-            waiting.idle = true;
-            self.wake.wait_for(&mut waiting, patience);
-            waiting.idle = false;
-        }
-        if waiting.abandoned {
-            return Err(Abandoned);
-        }
-        std::mem::swap(&mut waiting.commands, work);
-        Ok(())
-    }
-
-    /// Lets more come for `time`.
-    fn linger(&self, time: Duration) {
-        let mut waiting = self.waiting.lock();
-        if !waiting.abandoned && waiting.commands.len() < MAX_ROWS {
-            self.wake.wait_for(&mut waiting, time);
-        }
-    }
-
-    /// Waits for the next try of a failing store.
-    fn pause(&self, time: Duration) -> Result<(), Abandoned> {
-        let mut waiting = self.waiting.lock();
-        if !waiting.poked && !waiting.abandoned {
-            self.wake.wait_for(&mut waiting, time);
-        }
-        waiting.poked = false;
-        if waiting.abandoned { Err(Abandoned) } else { Ok(()) }
-    }
-
-    /// Refuses and drops everything from now on.
-    fn shut(&self) {
-        let commands = {
-            let mut waiting = self.waiting.lock();
-            waiting.closed = true;
-            std::mem::take(&mut waiting.commands)
-        };
-        drop(commands);
-    }
-}
 
 /// What SQLite's error means for the operator.
 pub(super) fn failure(file: &Path, error: &rusqlite::Error) -> StoreFailure {
@@ -222,7 +121,7 @@ impl Writer {
         let mut work = VecDeque::new();
         let closed = loop {
             if let Some(started) = self.pace.take() {
-                self.queue.linger(PACE.saturating_sub(started.elapsed()));
+                self.queue.linger(PACE.saturating_sub(started.elapsed()), MAX_ROWS);
             }
             let patience = if self.trimming { Duration::ZERO } else { TICK };
             if self.queue.take(&mut work, patience).is_err() {
