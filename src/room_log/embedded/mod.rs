@@ -9,6 +9,7 @@ mod catalogue;
 mod checkpoint;
 mod disk;
 mod lock;
+mod queue;
 mod reader;
 mod recovery;
 mod retention;
@@ -29,8 +30,9 @@ use super::{
     StoreFailure,
 };
 use crate::ids::RoomId;
+use queue::{Command, Queue};
 use reader::Readers;
-use writer::{Command, Queue, Writer};
+use writer::Writer;
 
 pub use lock::{Lock, LockError, MEMORY};
 pub use schema::OpenError;

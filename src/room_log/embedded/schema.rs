@@ -189,9 +189,6 @@ pub(super) fn open_reader(file: &Path) -> rusqlite::Result<Connection> {
 
 fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY)?;
-    if let Ok(p) = std::env::var("MP_PAGE") {
-        connection.execute_batch(&format!("PRAGMA page_size = {p}"))?;
-    }
     connection.set_prepared_statement_cache_capacity(32);
     // Checkpoints are our own, off the writer's thread; a WAL that grew is cut back.
     connection.execute_batch(

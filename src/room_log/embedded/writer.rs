@@ -5,12 +5,13 @@
 //! it is: nothing is judged twice, reported in part or overtaken. The thread alone owns
 //! the connection that writes, and the lock, which it gives back last.
 
+mod intake;
+
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -18,23 +19,23 @@ use tokio::time::Instant;
 use super::Settings;
 use super::checkpoint::Checkpointer;
 use super::lock::Lock;
-use super::reader::Job;
+use super::queue::{Abandoned, Command, Queue};
 use super::recovery::{self, State, millis};
 use super::retention::Retention;
-use super::schema::{LATE, OpenError, Opened, QUIET, UNTIMED, set_meta};
+use super::schema::{OpenError, Opened, set_meta};
 use super::store::{self, Batch, NewRow, Track};
 use crate::ids::RoomId;
-use crate::room_log::judge::Newest;
-use crate::room_log::{Append, Committed, LogEvent, Release, RoomOutcome, StoreFailure, Verdict};
+use crate::room_log::{Committed, LogEvent, RoomOutcome, StoreFailure};
 use crate::time::UnixMillis;
 
-/// The most rows of one transaction.
-const MAX_ROWS: usize = 1024;
+/// The most rows of one transaction. Where every row is of another room, each changes
+/// index pages of its own: 4096 rows share them twice as well as 1024 do.
+const MAX_ROWS: usize = 4096;
 /// How long the writer sleeps at most, so that age is noticed without traffic.
 const TICK: Duration = Duration::from_secs(1);
 /// Under load a commit starts no sooner than this after the one before: a commit costs
 /// the WAL its pages however few rows it has. A lone append never waits.
-const PACE: Duration = Duration::from_millis(2);
+const PACE: Duration = Duration::from_millis(1);
 /// A failing store is tried again after this, doubled each time …
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 /// … up to this.
@@ -45,107 +46,7 @@ const SAVE_AT_ONCE: usize = 512;
 /// How often size and age are looked at, in milliseconds.
 const CHECK_EVERY: i64 = if cfg!(test) { 0 } else { 250 };
 /// The fewest and most events that retention removes between two batches.
-const TRIM: (usize, usize) = (256, 2048);
-
-/// What the writer is asked to do.
-pub(super) enum Command {
-    Append(Append),
-    Load(RoomId),
-    Release(Release),
-    Read(Job),
-    Flush(oneshot::Sender<()>),
-    Close(oneshot::Sender<()>),
-}
-
-#[derive(Default)]
-struct Waiting {
-    commands: VecDeque<Command>,
-    idle: bool,
-    poked: bool,
-    abandoned: bool,
-    closed: bool,
-}
-
-/// The way to the writer.
-#[derive(Default)]
-pub(super) struct Queue {
-    waiting: Mutex<Waiting>,
-    wake: Condvar,
-    /// Makes the store fail as a full disk does: the most pages of the file, 0 = no limit.
-    #[cfg(test)]
-    pub(super) max_pages: std::sync::atomic::AtomicU32,
-}
-
-/// The handle is gone: what is left is dropped, as by a kill.
-struct Abandoned;
-
-impl Queue {
-    pub(super) fn push(&self, command: Command) {
-        let mut waiting = self.waiting.lock();
-        if waiting.closed {
-            return;
-        }
-        waiting.commands.push_back(command);
-        if waiting.idle {
-            waiting.idle = false;
-            self.wake.notify_one();
-        }
-    }
-
-    pub(super) fn poke(&self) {
-        self.waiting.lock().poked = true;
-        self.wake.notify_one();
-    }
-
-    pub(super) fn abandon(&self) {
-        self.waiting.lock().abandoned = true;
-        self.wake.notify_one();
-    }
-
-    /// Moves all that waits to `work`, which is empty; waits at most `patience` for
-    /// something to come.
-    fn take(&self, work: &mut VecDeque<Command>, patience: Duration) -> Result<(), Abandoned> {
-        let mut waiting = self.waiting.lock();
-        if waiting.commands.is_empty() && !waiting.abandoned && !patience.is_zero() {
-            waiting.idle = true;
-            self.wake.wait_for(&mut waiting, patience);
-            waiting.idle = false;
-        }
-        if waiting.abandoned {
-            return Err(Abandoned);
-        }
-        std::mem::swap(&mut waiting.commands, work);
-        Ok(())
-    }
-
-    /// Lets more come for `time`.
-    fn linger(&self, time: Duration) {
-        let mut waiting = self.waiting.lock();
-        if !waiting.abandoned && waiting.commands.len() < MAX_ROWS {
-            self.wake.wait_for(&mut waiting, time);
-        }
-    }
-
-    /// Waits for the next try of a failing store.
-    fn pause(&self, time: Duration) -> Result<(), Abandoned> {
-        let mut waiting = self.waiting.lock();
-        if !waiting.poked && !waiting.abandoned {
-            self.wake.wait_for(&mut waiting, time);
-        }
-        waiting.poked = false;
-        if waiting.abandoned { Err(Abandoned) } else { Ok(()) }
-    }
-
-    /// Refuses and drops everything from now on.
-    fn shut(&self) {
-        let commands = {
-            let mut waiting = self.waiting.lock();
-            waiting.closed = true;
-            std::mem::take(&mut waiting.commands)
-        };
-        drop(commands);
-    }
-}
+const TRIM: (usize, usize) = (256, 8192);
 
 /// What SQLite's error means for the operator.
 pub(super) fn failure(file: &Path, error: &rusqlite::Error) -> StoreFailure {
@@ -221,7 +122,7 @@ impl Writer {
         let mut work = VecDeque::new();
         let closed = loop {
             if let Some(started) = self.pace.take() {
-                self.queue.linger(PACE.saturating_sub(started.elapsed()));
+                self.queue.linger(PACE.saturating_sub(started.elapsed()), MAX_ROWS);
             }
             let patience = if self.trimming { Duration::ZERO } else { TICK };
             if self.queue.take(&mut work, patience).is_err() {
@@ -278,9 +179,7 @@ impl Writer {
         let now = self.commit_time();
         let mut batch = Batch::default();
         let mut outcomes = Vec::new();
-        let max: usize =
-            std::env::var("MP_ROWS").ok().and_then(|t| t.parse().ok()).unwrap_or(MAX_ROWS);
-        while batch.rows.len() < max {
+        while batch.rows.len() < MAX_ROWS {
             match work.pop_front() {
                 Some(Command::Append(append)) => {
                     outcomes.push(self.judge(&append, now, &mut batch)?);
@@ -303,84 +202,6 @@ impl Writer {
     fn commit_time(&mut self) -> i64 {
         self.state.last_commit = self.state.last_commit.max(UnixMillis::now().get());
         self.state.last_commit
-    }
-
-    fn judge(
-        &mut self,
-        append: &Append,
-        now: i64,
-        batch: &mut Batch,
-    ) -> Result<Vec<RoomOutcome>, Abandoned> {
-        let fix = append.fix_time().get();
-        let mut outcomes = Vec::with_capacity(append.rooms.len());
-        for name in &append.rooms {
-            let state = &mut self.state;
-            let room = state.catalogue.room(name, state.trimmed_to);
-            let vehicle = state.catalogue.vehicle(&append.vehicle);
-            let marks = state.judge.marks(
-                name,
-                &append.vehicle,
-                append.key.as_deref(),
-                append.fix.map(UnixMillis::get),
-                append.latitude,
-                append.longitude,
-            );
-            let mut repeated = state.judge.duplicate_of(room, vehicle, &marks, now);
-            if repeated.is_none() && append.quiet && append.fix.is_some() {
-                repeated = self.persist(|connection, _| {
-                    store::find_repeated(connection, room, vehicle, append)
-                })?;
-            }
-            let (seq, verdict) = if let Some(seq) = repeated {
-                (seq, Verdict::Duplicate)
-            } else {
-                let late = self.state.judge.is_late(room, vehicle, fix);
-                let seq = self.store(batch, append, (room, vehicle), late, now);
-                self.state.judge.remember(&marks, seq, now);
-                if !late && !append.quiet {
-                    self.advance(batch, room, vehicle, Newest { seq, fix, place: marks.place });
-                }
-                (seq, Verdict::Stored { newest: !late })
-            };
-            outcomes.push(RoomOutcome { room: name.clone(), seq, verdict });
-        }
-        Ok(outcomes)
-    }
-
-    /// Adds a row for `append`, the next of the batch; its `seq`.
-    fn store(
-        &mut self,
-        batch: &mut Batch,
-        append: &Append,
-        (room, vehicle): (u32, u32),
-        late: bool,
-        now: i64,
-    ) -> u64 {
-        self.state.last_seq += 1;
-        let seq = self.state.last_seq;
-        self.state.catalogue.note(room, vehicle, seq);
-        let mut flags = 0;
-        if late {
-            flags |= LATE;
-        }
-        if append.quiet {
-            flags |= QUIET;
-        }
-        if append.fix.is_none() {
-            flags |= UNTIMED;
-        }
-        let waited = now.saturating_sub(append.received_at.get());
-        batch.rows.push(NewRow { append: batch.appends.len(), seq, room, vehicle, flags, waited });
-        seq
-    }
-
-    /// Makes a position the newest; the one before goes if retention had only spared it.
-    fn advance(&mut self, batch: &mut Batch, room: u32, vehicle: u32, newest: Newest) {
-        if let Some(before) = self.state.judge.advance(room, vehicle, newest)
-            && before.seq <= self.state.trimmed_to
-        {
-            batch.removed.push(before.seq);
-        }
     }
 
     /// Writes a judged batch and reports it.
@@ -469,51 +290,6 @@ impl Writer {
         let (epoch, head) = (self.epoch.clone(), self.state.last_seq);
         self.emit(LogEvent::RoomLoaded { room, epoch, head, trimmed_to, newest });
         Ok(())
-    }
-
-    /// Moves an upload's newest position to the log's end, if it is newer than newest.
-    fn release(&mut self, release: &Release) -> Result<(), Abandoned> {
-        let Some(room) = self.state.catalogue.find_room(&release.room) else { return Ok(()) };
-        let seq = release.seq;
-        let Some(row) = self.persist(|connection, _| store::read_quiet(connection, room, seq))?
-        else {
-            return Ok(());
-        };
-        let (vehicle, fix) = (row.vehicle_no, row.fix.get());
-        if self.state.judge.newest(room, vehicle).is_some_and(|newest| newest.fix >= fix) {
-            return Ok(());
-        }
-        let now = self.commit_time();
-        let append = Append {
-            rooms: vec![release.room.clone()],
-            vehicle: row.vehicle,
-            client: row.client,
-            sender: release.sender,
-            key: row.key,
-            fix: (!row.untimed).then_some(row.fix),
-            latitude: row.latitude,
-            longitude: row.longitude,
-            body: row.body,
-            received_at: row.received_at,
-            quiet: false,
-            reply: None,
-        };
-        let mut batch = Batch { removed: vec![seq], ..Batch::default() };
-        let marks = self.state.judge.marks(
-            &release.room,
-            &append.vehicle,
-            append.key.as_deref(),
-            append.fix.map(UnixMillis::get),
-            append.latitude,
-            append.longitude,
-        );
-        let seq = self.store(&mut batch, &append, (room, vehicle), false, now);
-        self.state.judge.remember(&marks, seq, now);
-        self.advance(&mut batch, room, vehicle, Newest { seq, fix, place: marks.place });
-        batch.appends.push(append);
-        let verdict = Verdict::Stored { newest: true };
-        let outcome = RoomOutcome { room: release.room.clone(), seq, verdict };
-        self.commit(batch, vec![vec![outcome]])
     }
 
     /// Removes what is due to leave the log, in a step that `written` rows justify.
