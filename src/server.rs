@@ -217,8 +217,7 @@ impl Server {
         hub.set_epoch(log.epoch());
         coordinator.log = Some(log.clone());
 
-        let distributor =
-            Distributor::new(hub.clone(), metrics.clone(), events, readiness.clone());
+        let distributor = Distributor::new(hub.clone(), metrics.clone(), events, readiness.clone());
         tokio::spawn(distributor.run());
         tokio::spawn(self.announcer.run());
         tokio::spawn(registry.clone().sweep());
@@ -325,11 +324,7 @@ fn deadlines(config: &config::Shutdown) -> Deadlines {
 }
 
 fn spread(config: &config::Shutdown) -> Spread {
-    Spread {
-        min: config.reconnect_min,
-        max: config.reconnect_max,
-        rate: config.reconnect_rate,
-    }
+    Spread { min: config.reconnect_min, max: config.reconnect_max, rate: config.reconnect_rate }
 }
 
 fn origins(config: &Config) -> Origins {

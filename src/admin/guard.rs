@@ -123,9 +123,10 @@ impl Guard {
         };
         name.eq_ignore_ascii_case("localhost")
             || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-            || self.allowed_hosts.iter().any(|one| {
-                one.eq_ignore_ascii_case(name) || one.eq_ignore_ascii_case(host)
-            })
+            || self
+                .allowed_hosts
+                .iter()
+                .any(|one| one.eq_ignore_ascii_case(name) || one.eq_ignore_ascii_case(host))
     }
 }
 

@@ -196,9 +196,7 @@ impl State {
 
     fn metrics(&self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.metrics.encode()));
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
         response
     }
 

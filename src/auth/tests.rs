@@ -235,8 +235,8 @@ fn the_leeway_has_an_edge_at_both_ends() {
 fn times_may_be_fractions_and_absurd_but_not_text() {
     let expiry = |exp: Value| check_claims(&but("exp", exp)).map(|i| i.expires_at.unwrap().get());
     assert_eq!(expiry(json!(1_900_000_000.5)), Ok(1_900_000_000_500));
-    assert_eq!(expiry(json!(u64::MAX)), Ok(253_402_300_799_999));
-    assert_eq!(expiry(json!(1e300)), Ok(253_402_300_799_999));
+    assert_eq!(expiry(json!(u64::MAX)), Ok(253_402_207_200_999));
+    assert_eq!(expiry(json!(1e300)), Ok(253_402_207_200_999));
     assert_eq!(expiry(json!(-1e300)), Err(Denied::Expired));
     assert_eq!(expiry(json!(0)), Err(Denied::Expired));
     for claim in ["exp", "nbf"] {

@@ -14,18 +14,18 @@ use tokio::net::TcpStream;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An answer.
-pub struct Answer {
+pub(super) struct Answer {
     /// The status.
-    pub status: StatusCode,
+    pub(super) status: StatusCode,
     /// The body.
-    pub body: String,
+    pub(super) body: String,
 }
 
 /// Sends one request without a body and returns the answer.
 ///
 /// # Errors
 /// When nobody answers at `url` in time; the text names it.
-pub fn request(method: Method, url: &str, token: Option<&str>) -> Result<Answer> {
+pub(super) fn request(method: Method, url: &str, token: Option<&str>) -> Result<Answer> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let answer = tokio::time::timeout(TIMEOUT, send(method, url, token)).await;
@@ -64,7 +64,7 @@ async fn send(method: Method, url: &str, token: Option<&str>) -> Result<Answer> 
 
 /// The base URL of a server that listens on `address`.
 #[must_use]
-pub fn base_url(mut address: SocketAddr) -> String {
+pub(super) fn base_url(mut address: SocketAddr) -> String {
     if address.ip().is_unspecified() {
         let loopback = match address {
             SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),

@@ -10,7 +10,7 @@ use super::{ConfigArgs, USAGE, fail, http, say};
 
 /// `milepost healthcheck`
 #[derive(Debug, Args)]
-pub struct HealthArgs {
+pub(super) struct HealthArgs {
     /// Ask for readiness instead of liveness
     #[arg(long)]
     ready: bool,
@@ -23,7 +23,7 @@ pub struct HealthArgs {
 
 /// What the operator's commands have in common.
 #[derive(Debug, Args)]
-pub struct AdminArgs {
+pub(super) struct AdminArgs {
     /// The admin port [default: what the configuration says]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
@@ -39,7 +39,7 @@ fn base(url: Option<&str>, config: &ConfigArgs) -> Result<String> {
 }
 
 /// Exits with 0 if the server is alive (or ready), else with 1.
-pub fn healthcheck(args: &HealthArgs) -> ExitCode {
+pub(super) fn healthcheck(args: &HealthArgs) -> ExitCode {
     let path = if args.ready { "/readyz" } else { "/livez" };
     let base = match base(args.url.as_deref(), &args.config) {
         Ok(base) => base,
@@ -53,7 +53,7 @@ pub fn healthcheck(args: &HealthArgs) -> ExitCode {
 }
 
 /// Prints what `GET /status` says.
-pub fn status(args: &AdminArgs) -> ExitCode {
+pub(super) fn status(args: &AdminArgs) -> ExitCode {
     let asked = || -> Result<String> {
         let base = base(args.url.as_deref(), &args.config)?;
         let answer = http::request(Method::GET, &format!("{base}/status"), None)?;

@@ -20,7 +20,7 @@ use crate::web::Site;
 const LAST_WORDS: Duration = Duration::from_millis(30);
 
 /// Runs the server.
-pub fn run(args: &ConfigArgs) -> ExitCode {
+pub(super) fn run(args: &ConfigArgs) -> ExitCode {
     let config = match args.load().and_then(|config| config.validate().map(|()| config)) {
         Ok(config) => config,
         Err(error) => return fail(USAGE, error),
@@ -41,7 +41,7 @@ pub fn run(args: &ConfigArgs) -> ExitCode {
         Ok(outcome) => leave(&outcome, &sink),
         Err(error) => {
             tracing::error!(event = "server.start_failed", error = %error, "cannot start");
-            sink.flush(Duration::from_secs(1));
+            let _ = sink.flush(Duration::from_secs(1));
             let code = fail(1, error);
             // The admin port's thread and the log's are still there; nothing waits for them.
             drop(runtime);
@@ -115,10 +115,8 @@ fn raise_descriptor_limit(connections: usize) {
     let limit = getrlimit(Resource::Nofile);
     if limit.current < limit.maximum {
         // Best effort: what is had is looked at below.
-        let _ = setrlimit(
-            Resource::Nofile,
-            Rlimit { current: limit.maximum, maximum: limit.maximum },
-        );
+        let _ =
+            setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
     let have = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let need = connections as u64 + 64;

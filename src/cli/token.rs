@@ -14,7 +14,7 @@ use crate::time::UnixMillis;
 /// What the token says. A token with any of the four lists gets nothing for the absent
 /// ones.
 #[derive(Debug, Args)]
-pub struct TokenArgs {
+pub(super) struct TokenArgs {
     /// The client id
     #[arg(long)]
     sub: String,
@@ -41,11 +41,11 @@ pub struct TokenArgs {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    parse_duration(text).map_err(|error| error.to_string())
+    parse_duration(text).ok_or_else(|| "a time such as 30s, 10m or 24h".to_owned())
 }
 
 /// Prints the token.
-pub fn run(args: &TokenArgs) -> ExitCode {
+pub(super) fn run(args: &TokenArgs) -> ExitCode {
     let config = match args.config.load() {
         Ok(config) => config,
         Err(error) => return fail(USAGE, error),

@@ -237,9 +237,9 @@ impl Session {
                 let admitted = self.joining.lock().remove(&room);
                 let error = match refused {
                     JoinRefused::RoomFull(limit) => HandlerError::room_full(room.as_str(), limit),
-                    JoinRefused::TooManyRooms(limit) => HandlerError::room_limit_exceeded(
-                        format!("The server has its limit of {limit} rooms in use."),
-                    ),
+                    JoinRefused::TooManyRooms(limit) => HandlerError::room_limit_exceeded(format!(
+                        "The server has its limit of {limit} rooms in use."
+                    )),
                 };
                 Err((error, admitted))
             }
@@ -401,11 +401,8 @@ impl Session {
                 return Err((HandlerError::auth_failed(denied.to_string()), Some(admitted)));
             }
         };
-        let text = server::token_refresh_ok(
-            admitted.id(),
-            &identity.client_id,
-            identity.expires_at,
-        );
+        let text =
+            server::token_refresh_ok(admitted.id(), &identity.client_id, identity.expires_at);
         self.set_identity(identity);
         admitted.answer(&text);
         let access = &self.identity.access;
@@ -437,4 +434,3 @@ fn ack(admitted: &Admitted, receipt: &Receipt) -> String {
     let late: Vec<RoomId> = receipt.late().cloned().collect();
     server::ack(admitted.id(), rooms, receipt.duplicate(), &late)
 }
-

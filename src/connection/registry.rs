@@ -181,15 +181,7 @@ impl Registry {
         let conn = ConnId(self.next.fetch_add(1, Ordering::Relaxed));
         let queue = Arc::new(Queue::new(conn));
         let requests = Arc::new(Requests::new(queue.clone(), self.requests.clone()));
-        let handle = Arc::new(Handle::new(
-            conn,
-            fresh_id(),
-            client,
-            peer,
-            socket,
-            requests,
-            queue,
-        ));
+        let handle = Arc::new(Handle::new(conn, fresh_id(), client, peer, socket, requests, queue));
         self.live.fetch_add(1, Ordering::AcqRel);
         self.undrained.fetch_add(1, Ordering::AcqRel);
         self.shard(conn).lock().insert(conn, handle.clone());

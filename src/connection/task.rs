@@ -120,7 +120,12 @@ impl End {
             Close::ShuttingDown => LeaveReason::ServerShuttingDown,
             _ => LeaveReason::Disconnected,
         };
-        Self { code: close.code(), reason: close.reason().into(), initiator: Initiator::Server, leave }
+        Self {
+            code: close.code(),
+            reason: close.reason().into(),
+            initiator: Initiator::Server,
+            leave,
+        }
     }
 }
 
@@ -518,10 +523,7 @@ impl Connection {
         }
         if self.stage == Stage::Open {
             let handle = self.handle().clone();
-            if self.mark.is_none()
-                && handle.requests.pending() == 0
-                && handle.queue.passed_mark()
-            {
+            if self.mark.is_none() && handle.requests.pending() == 0 && handle.queue.passed_mark() {
                 self.mark = Some(self.base + self.batch.fed());
             }
             let Some(mark) = self.mark else { return };

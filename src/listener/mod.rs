@@ -209,8 +209,7 @@ impl Listener {
         let Ok(upgraded) = on_upgrade.await else { return };
         let Ok(parts) = upgraded.downcast::<TokioIo<Socket>>() else { return };
         let services = self.front.services.clone();
-        let connection =
-            Connection::new(registered, services, entry, address, &parts.read_buf);
+        let connection = Connection::new(registered, services, entry, address, &parts.read_buf);
         tokio::spawn(connection);
     }
 }

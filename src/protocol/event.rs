@@ -41,11 +41,7 @@ pub fn location_update(
     received_at: UnixMillis,
 ) -> LocationEvent {
     let mut text = String::with_capacity(
-        body.len()
-            + room.as_str().len()
-            + client.as_str().len()
-            + vehicle.as_str().len()
-            + 256,
+        body.len() + room.as_str().len() + client.as_str().len() + vehicle.as_str().len() + 256,
     );
     push_head(&mut text, "location_update", None);
     text.push_str(",\"payload\":{\"roomId\":");

@@ -16,8 +16,8 @@ use super::signals::Trigger;
 use super::slots::{Spread, slots};
 use crate::connection::{Handle, Order, Progress, Registry};
 use crate::phase::{Phase, PhaseSetter};
-use crate::protocol::server::{ShutdownReason, server_shutting_down};
 use crate::protocol::frame;
+use crate::protocol::server::{ShutdownReason, server_shutting_down};
 use crate::room_log::RoomLog;
 use crate::rooms::Hub;
 use crate::telemetry::Metrics;
@@ -291,9 +291,8 @@ where
     /// have not sent theirs do so at once. Returns whether everybody is gone.
     async fn close(&self) -> bool {
         let Coordinator { registry, deadlines, log, .. } = self.coordinator;
-        let gone = self
-            .until(deadlines.drain, registry.until(|registry| registry.is_empty()))
-            .await;
+        let gone =
+            self.until(deadlines.drain, registry.until(|registry| registry.is_empty())).await;
         if gone {
             return true;
         }

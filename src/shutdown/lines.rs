@@ -96,20 +96,47 @@ impl Scene<'_> {
     pub(super) fn phase(&self, phase: Phase, deadline: Duration, clients: u64) {
         match phase {
             Phase::StopAccepting => line!(
-                info, self, "shutdown.stop_accepting", phase, deadline, clients, {},
+                info,
+                self,
+                "shutdown.stop_accepting",
+                phase,
+                deadline,
+                clients,
+                {},
                 "shutdown: stopping accept"
             ),
             Phase::Notify => line!(
-                info, self, "shutdown.notify", phase, deadline, clients, {},
-                "shutdown: notifying {} clients", clients
+                info,
+                self,
+                "shutdown.notify",
+                phase,
+                deadline,
+                clients,
+                {},
+                "shutdown: notifying {} clients",
+                clients
             ),
             Phase::Drain => line!(
-                info, self, "shutdown.drain", phase, deadline, clients, {},
-                "shutdown: draining {} clients", clients
+                info,
+                self,
+                "shutdown.drain",
+                phase,
+                deadline,
+                clients,
+                {},
+                "shutdown: draining {} clients",
+                clients
             ),
             _ => line!(
-                info, self, "shutdown.close", phase, deadline, clients, {},
-                "shutdown: closing {} clients", clients
+                info,
+                self,
+                "shutdown.close",
+                phase,
+                deadline,
+                clients,
+                {},
+                "shutdown: closing {} clients",
+                clients
             ),
         }
     }
@@ -138,16 +165,38 @@ impl Scene<'_> {
     pub(super) fn complete(&self, report: &Report) {
         let phase = Phase::Complete;
         if report.has_losses() {
-            report_line!(warn, self, "shutdown.complete", phase, 0u64, report, "shutdown: complete");
+            report_line!(
+                warn,
+                self,
+                "shutdown.complete",
+                phase,
+                0u64,
+                report,
+                "shutdown: complete"
+            );
         } else {
-            report_line!(info, self, "shutdown.complete", phase, 0u64, report, "shutdown: complete");
+            report_line!(
+                info,
+                self,
+                "shutdown.complete",
+                phase,
+                0u64,
+                report,
+                "shutdown: complete"
+            );
         }
     }
 
     pub(super) fn force_exit(&self, report: &Report, clients: u64) {
         let phase = Phase::ForceExit;
         report_line!(
-            error, self, "shutdown.force_exit", phase, clients, report, "shutdown: force exit"
+            error,
+            self,
+            "shutdown.force_exit",
+            phase,
+            clients,
+            report,
+            "shutdown: force exit"
         );
     }
 }

@@ -256,7 +256,9 @@ mod tests {
 
     #[test]
     fn odd_escapes_stay_as_they_are() {
-        for (text, decoded) in [("%", "%"), ("%4", "%4"), ("%zz", "%zz"), ("a%2Bb", "a+b"), ("%ff", "\u{fffd}")] {
+        for (text, decoded) in
+            [("%", "%"), ("%4", "%4"), ("%zz", "%zz"), ("a%2Bb", "a+b"), ("%ff", "\u{fffd}")]
+        {
             assert_eq!(percent_decoded(text), decoded);
         }
     }

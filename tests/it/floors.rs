@@ -1,5 +1,4 @@
 //! The architecture test: imports point down, never up a floor.
-#![allow(clippy::unwrap_used, reason = "clippy's allow-unwrap-in-tests does not reach helper functions")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
