@@ -6,6 +6,7 @@
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 
+mod bad_input;
 mod floors;
 mod harness;
 mod smoke;
