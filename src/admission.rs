@@ -220,7 +220,7 @@ mod tests {
 
     fn sent(requests: &Requests) -> Vec<String> {
         let mut batch = Batch::default();
-        requests.queue.take(&mut batch, usize::MAX).unwrap();
+        requests.queue.take(&mut batch, usize::MAX, &mut Vec::new()).unwrap();
         let mut texts = Vec::new();
         let mut slices = Batch::empty_slices();
         let filled = batch.slices(&mut slices);

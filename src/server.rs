@@ -125,8 +125,7 @@ impl Server {
             None => None,
         };
         let (phase, watch) = phase::channel();
-        // The epoch and the head follow when the room log is open.
-        let (hub, announcer) = Hub::new(room_settings(&config), "".into(), 0);
+        let (hub, announcer) = Hub::new(room_settings(&config), context.metrics.clone());
         Ok(Self {
             readiness: Arc::new(Readiness::new(watch.clone())),
             registry: Arc::default(),
@@ -306,6 +305,7 @@ fn scrape(metrics: &Metrics, registry: &Arc<Registry>, hub: &Arc<Hub>) {
         let queues = queue_totals(&registry);
         set(&metrics.rooms, rooms);
         set(&metrics.members, members);
+        set(&metrics.lagging_connections, hub.lagging());
         set(&metrics.outgoing_messages, queues.messages);
         set(&metrics.outgoing_bytes, queues.bytes);
         set(&metrics.outgoing_messages_max, queues.max_messages);
@@ -414,6 +414,7 @@ fn connection_settings(config: &Config, instance_id: Arc<str>) -> connection::Se
         message_rate: limits.message_rate,
         message_burst: limits.message_burst,
         rooms_per_connection: limits.rooms_per_connection,
+        upload_idle: limits.upload_idle,
         heartbeat_interval: config.heartbeat.interval,
         heartbeat_timeout: config.heartbeat.timeout,
         high_water: outgoing.high_water,

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::session::Session;
+use super::session::{Membership, Session};
 use crate::admission::{Admitted, NotAdmitted};
 use crate::auth::Denied;
 use crate::ids::{RoomId, VehicleId};
@@ -12,7 +12,7 @@ use crate::protocol::client::{LocationUpdate, Mode};
 use crate::protocol::envelope::{Class, Envelope};
 use crate::protocol::error::{HandlerError, WireError};
 use crate::protocol::{Kind, PageBuilder, frame, server};
-use crate::room_log::{Append, MAX_ROOMS, Receipt};
+use crate::room_log::{Append, Receipt};
 use crate::rooms::{Join, JoinProgress, JoinRefused, LeaveReason};
 use crate::telemetry::metrics::{MessageResult, MessageType};
 use crate::time::UnixMillis;
@@ -102,6 +102,11 @@ impl Session {
     }
 
     fn request(&mut self, envelope: &Envelope<'_>, kind: MessageType) {
+        let further = matches!(envelope.kind, Kind::BackfillChunk | Kind::BackfillEnd);
+        if further && self.upload_frame(envelope) {
+            self.count(kind, MessageResult::Accepted);
+            return;
+        }
         let admitted = match self.handle.requests.admit(envelope) {
             Ok(admitted) => admitted,
             Err(NotAdmitted::Draining) => {
@@ -109,6 +114,7 @@ impl Session {
                 let room = envelope.room_hint();
                 let id = envelope.id.as_ref();
                 self.handle.requests.refuse(id, envelope.kind, room.as_deref());
+                self.bury_upload(envelope);
                 return;
             }
             Err(NotAdmitted::IdInUse) => {
@@ -132,7 +138,19 @@ impl Session {
                 if let Some(admitted) = admitted {
                     admitted.fail(error, envelope.room_hint().as_deref());
                 }
+                self.bury_upload(envelope);
             }
+        }
+    }
+
+    /// A refused upload was answered once; what its client sends after it is swallowed.
+    fn bury_upload(&mut self, envelope: &Envelope<'_>) {
+        if envelope.class() == Class::Upload
+            && envelope.kind != Kind::BackfillEnd
+            && let Some(id) = &envelope.id
+            && self.upload.as_ref().is_none_or(|upload| upload.id != *id)
+        {
+            self.bury(id.clone());
         }
     }
 
@@ -151,6 +169,12 @@ impl Session {
             Kind::LocationUpdate => self.publish(envelope, Some(admitted)),
             Kind::Positions => self.positions(envelope, admitted),
             Kind::TokenRefresh => self.refresh(envelope, admitted),
+            Kind::History => self.history(envelope, admitted),
+            Kind::BackfillBegin => self.begin_upload(envelope, admitted),
+            Kind::BackfillChunk | Kind::BackfillEnd => {
+                let text = "`id` must be that of an open upload.";
+                Err((HandlerError::validation("id", text), Some(admitted)))
+            }
             other => Err((HandlerError::unknown_type(other.name()), Some(admitted))),
         }
     }
@@ -205,6 +229,7 @@ impl Session {
         self.joining.lock().insert(room.clone(), admitted);
         let (joining, joined_room, queue) =
             (self.joining.clone(), room.clone(), self.queue().clone());
+        let membership = Membership { mode: granted, flat: asked.flat };
         let join = Join {
             queue: self.queue().clone(),
             client: self.identity.client_id.clone(),
@@ -223,11 +248,11 @@ impl Session {
         };
         match self.services.hub.join(&room, join) {
             Ok(JoinProgress::Answered { .. }) => {
-                self.rooms.insert(room, granted);
+                self.rooms.insert(room, membership);
                 Ok(())
             }
             Ok(JoinProgress::Waiting { load }) => {
-                self.rooms.insert(room.clone(), granted);
+                self.rooms.insert(room.clone(), membership);
                 if load {
                     self.services.log.load_room(room);
                 }
@@ -311,46 +336,8 @@ impl Session {
         &self,
         update: &LocationUpdate,
     ) -> Result<(Vec<RoomId>, VehicleId), HandlerError> {
-        let own = &self.identity.client_id;
-        let vehicle = match &update.vehicle {
-            None => VehicleId::from(own),
-            Some(vehicle) if self.identity.access.may_publish_for(own, vehicle.as_str()) => {
-                vehicle.clone()
-            }
-            Some(vehicle) => {
-                let text = format!("The token does not allow publishing for vehicle {vehicle:?}.");
-                return Err(HandlerError::forbidden(text));
-            }
-        };
-        let rooms = match &update.rooms {
-            Some(rooms) => {
-                for room in rooms {
-                    match self.rooms.get(room) {
-                        Some(mode) if mode.publishes() => {}
-                        Some(_) => {
-                            let text = "This connection has joined the room only to subscribe.";
-                            return Err(HandlerError::forbidden(text).with_room(room.as_str()));
-                        }
-                        None => return Err(HandlerError::not_joined(room.as_str())),
-                    }
-                }
-                rooms.clone()
-            }
-            None => self
-                .rooms
-                .iter()
-                .filter(|(_, mode)| mode.publishes())
-                .map(|(room, _)| room.clone())
-                .collect(),
-        };
-        if rooms.is_empty() {
-            return Err(HandlerError::not_joined_any());
-        }
-        if rooms.len() > MAX_ROOMS {
-            let text = format!("Name at most {MAX_ROOMS} rooms: this connection is in more.");
-            return Err(HandlerError::validation("roomId", text));
-        }
-        Ok((rooms, vehicle))
+        let vehicle = self.vehicle(update.vehicle.as_ref())?;
+        Ok((self.publishing_rooms(update.rooms.as_deref())?, vehicle))
     }
 
     fn positions(&mut self, envelope: &Envelope<'_>, admitted: Admitted) -> Outcome {
@@ -409,7 +396,8 @@ impl Session {
         let forbidden: Vec<RoomId> = self
             .rooms
             .iter()
-            .filter(|(room, mode)| {
+            .filter(|(room, member)| {
+                let mode = member.mode;
                 let subscribes = !mode.subscribes() || access.may_subscribe(room.as_str());
                 let publishes = !mode.publishes() || access.may_publish(room.as_str());
                 !(subscribes && publishes)
@@ -427,7 +415,7 @@ impl Session {
 }
 
 /// An error comes back with the request it belongs to, so that it is answered once.
-type Outcome = Result<(), (HandlerError, Option<Admitted>)>;
+pub(super) type Outcome = Result<(), (HandlerError, Option<Admitted>)>;
 
 fn ack(admitted: &Admitted, receipt: &Receipt) -> String {
     let rooms = receipt.outcomes.iter().map(|outcome| (&outcome.room, outcome.seq));

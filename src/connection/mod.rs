@@ -5,10 +5,12 @@
 
 pub mod handle;
 mod handlers;
+mod past;
 pub mod registry;
 pub mod services;
 pub mod session;
 mod task;
+mod upload;
 
 pub use handle::{Handle, Order, Progress};
 pub use registry::{Registered, Registry, Tally, Terminated};

@@ -27,6 +27,8 @@ pub struct Settings {
     pub message_burst: u32,
     /// `limits.rooms_per_connection`; 0: no limit.
     pub rooms_per_connection: usize,
+    /// `limits.upload_idle`.
+    pub upload_idle: Duration,
     /// `heartbeat.interval`.
     pub heartbeat_interval: Duration,
     /// `heartbeat.timeout`.

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::handle::Handle;
 use super::services::Services;
+use super::upload::Upload;
 use crate::admission::Admitted;
 use crate::auth::Identity;
 use crate::ids::RoomId;
@@ -30,17 +31,27 @@ pub const MAX_IN_FLIGHT: usize = 1024;
 /// Joins that wait for their room to be loaded, by room.
 pub(super) type Joining = Arc<Mutex<FxHashMap<RoomId, Admitted>>>;
 
+/// How a connection is in a room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Membership {
+    pub(super) mode: Mode,
+    /// Joined in the old gateway's flat form.
+    pub(super) flat: bool,
+}
+
 /// One session.
 pub struct Session {
     pub(super) services: Arc<Services>,
     pub(super) handle: Arc<Handle>,
     pub(super) identity: Identity,
-    pub(super) rooms: FxHashMap<RoomId, Mode>,
+    pub(super) rooms: FxHashMap<RoomId, Membership>,
     pub(super) joining: Joining,
     pub(super) in_flight: Arc<AtomicUsize>,
     /// Messages that wait behind a join whose room is being loaded.
     pub(super) held: VecDeque<Box<str>>,
     pub(super) messages_in: u64,
+    pub(super) upload: Option<Upload>,
+    pub(super) tombstones: VecDeque<RequestId>,
     rate: MessageRate,
     errors: Suppressor,
     warned_of_expiry: bool,
@@ -89,6 +100,8 @@ impl Session {
             in_flight: Arc::new(AtomicUsize::new(0)),
             held: VecDeque::new(),
             messages_in: 0,
+            upload: None,
+            tombstones: VecDeque::new(),
             warned_of_expiry: false,
         }
     }
@@ -186,6 +199,9 @@ impl Session {
             if hub.cancel(&room, conn).is_none() {
                 hub.leave(&room, conn, &self.identity.client_id, self.identity.hidden, reason);
             }
+        }
+        if let Some(admitted) = self.upload.take().and_then(Upload::abandon) {
+            admitted.answered_elsewhere();
         }
         for (_, join) in self.joining.lock().drain() {
             // The connection is gone; there is nobody to answer.

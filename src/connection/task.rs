@@ -29,7 +29,7 @@ use crate::limits::AddressSlot;
 use crate::outgoing::{Batch, Weight};
 use crate::protocol::envelope::EnvelopeError;
 use crate::protocol::frame;
-use crate::rooms::LeaveReason;
+use crate::rooms::{LeaveReason, Replayer};
 use crate::telemetry::events::{ConnectionClosed, ConnectionOpened, Initiator};
 use crate::telemetry::metrics::LadderStep;
 use crate::time::UnixMillis;
@@ -467,10 +467,7 @@ impl Connection {
             if matches!(self.stage, Stage::Open | Stage::Finishing)
                 && self.batch.bytes() < BATCH_BYTES
             {
-                let queue = self.handle().queue.clone();
-                if queue.take(&mut self.batch, BATCH_BYTES).is_err() {
-                    self.slow(now);
-                }
+                self.take(now);
             }
             self.check_drain(now);
             if self.batch.is_empty() {
@@ -505,6 +502,22 @@ impl Connection {
             }
         }
         progress
+    }
+
+    fn take(&mut self, now: u64) {
+        let queue = self.handle().queue.clone();
+        let mut pages = Vec::new();
+        if queue.take(&mut self.batch, BATCH_BYTES, &mut pages).is_err() {
+            self.slow(now);
+        }
+        for (feed, asked) in pages {
+            let member = self.session.as_ref().and_then(|session| session.rooms.get(feed.room()));
+            let Some(member) = member.copied() else { continue };
+            let replayer =
+                Replayer { queue: queue.clone(), feed, mode: member.mode, flat: member.flat };
+            let (hub, log) = (self.services.hub.clone(), self.services.log.clone());
+            tokio::spawn(replayer.read(hub, log, asked));
+        }
     }
 
     fn wrote(&mut self, written: usize) {
@@ -624,6 +637,7 @@ impl Connection {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let (timeout, slow_timeout) = (ms(settings.heartbeat_timeout), ms(settings.slow_timeout));
         let (max_bytes, max_messages) = (settings.max_bytes as u64, settings.max_messages as u64);
+        let high_water = settings.high_water as u64;
         let mut next = u64::MAX;
 
         if let Some(deadline) = self.close_deadline {
@@ -660,7 +674,11 @@ impl Connection {
             }
             next = next.min(self.last_sent.saturating_add(self.ping_after));
             if let Some(since) = self.blocked_since {
-                let backlog = self.handle().queue.backlog();
+                let queue = &self.handle().queue;
+                if queue.backlog().bytes > high_water {
+                    queue.squeeze();
+                }
+                let backlog = queue.hard_backlog();
                 if now >= since.saturating_add(slow_timeout)
                     || backlog.bytes > max_bytes
                     || backlog.messages > max_messages
@@ -670,6 +688,9 @@ impl Connection {
                     next = next.min(now + BLOCKED_CHECK);
                 }
             }
+        }
+        if let Some(look_again) = self.session.as_mut().and_then(Session::check_upload) {
+            next = next.min(now.saturating_add(ms(look_again).max(1)));
         }
         if self.stage == Stage::Open
             && !self.handle().requests.is_draining()

@@ -9,4 +9,5 @@
 mod bad_input;
 mod floors;
 mod harness;
+mod past;
 mod smoke;
