@@ -10,4 +10,5 @@ mod bad_input;
 mod floors;
 mod harness;
 mod past;
+mod protocol;
 mod smoke;
