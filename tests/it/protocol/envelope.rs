@@ -29,11 +29,11 @@ async fn an_id_that_is_still_unanswered_is_refused_without_an_id() {
 
     // The same with positions that wait for the log: each is answered, one way or the other.
     update["id"] = json!(7);
-    for _ in 0..200 {
+    for _ in 0..40 {
         client.send(update.clone()).await;
     }
     let (mut acks, mut errors) = (0, 0);
-    while acks + errors < 200 {
+    while acks + errors < 40 {
         let message = client.recv().await;
         if message["type"] == "ack" {
             assert_eq!(message["id"], 7);
@@ -41,11 +41,7 @@ async fn an_id_that_is_still_unanswered_is_refused_without_an_id() {
         } else {
             assert_eq!(message["id"], Value::Null, "{message}");
             assert_eq!(message["payload"]["field"], "id", "{message}");
-            errors += 1 + message["payload"]["suppressed"].as_u64().unwrap_or(0);
-            if errors >= 50 {
-                // At most 50 a second are told; the count of the rest comes with the next.
-                break;
-            }
+            errors += 1;
         }
     }
     assert!(acks > 0, "none was accepted");

@@ -85,6 +85,7 @@ fn small_queues() -> crate::harness::server::Builder {
         .set("outgoing.max_bytes", "32KiB")
 }
 
+const WAITING: &str = "milepost_outgoing_bytes_max";
 const CLOSED: &str = r#"milepost_ladder_steps_total{step="closed"}"#;
 
 #[tokio::test]
@@ -97,9 +98,8 @@ async fn who_reads_nothing_for_too_long_is_closed_with_4008() {
     vehicle.join("r").await;
     publish_until(&server, &mut vehicle, CLOSED, 1.0).await;
     // It reads again: what was on its way, and the close frame.
-    let (lagging, end) = tokio::task::spawn_blocking(move || to_close(stream)).await.unwrap();
+    let end = tokio::task::spawn_blocking(move || to_close(stream)).await.unwrap();
     assert_eq!(end, Some((4008, "slow consumer".to_owned())));
-    assert!(lagging, "it was told before");
     let line =
         server.wait_for_line(|l| l["event"] == "connection.closed" && l["client_id"] == "slow");
     assert_eq!((&line["code"], &line["initiator"]), (&json!(4008), &json!("server")), "{line}");
@@ -108,22 +108,75 @@ async fn who_reads_nothing_for_too_long_is_closed_with_4008() {
     witness.recv_where(|m| m["payload"]["vehicleId"] == "last").await;
 }
 
-/// Reads to the close frame: whether `lagging` came, and the close.
-fn to_close(mut stream: TcpStream) -> (bool, Option<(u16, String)>) {
-    let mut lagging = false;
+/// Reads to the close frame.
+fn to_close(mut stream: TcpStream) -> Option<(u16, String)> {
     while let Some((opcode, payload)) = raw::read_frame(&mut stream) {
-        match opcode {
-            8 => {
-                let code = u16::from_be_bytes([payload[0], payload[1]]);
-                return (
-                    lagging,
-                    Some((code, String::from_utf8_lossy(&payload[2..]).into_owned())),
-                );
-            }
-            _ => lagging |= payload.starts_with(br#"{"type":"lagging""#),
+        if opcode == 8 {
+            let code = u16::from_be_bytes([payload[0], payload[1]]);
+            return Some((code, String::from_utf8_lossy(&payload[2..]).into_owned()));
         }
     }
-    (lagging, None)
+    None
+}
+
+/// The messages that are to be read until one of this type.
+fn read_to(stream: &mut TcpStream, kind: &str) -> Vec<Value> {
+    let mut messages = Vec::new();
+    loop {
+        let (opcode, payload) = raw::read_frame(stream).expect("the stream ended");
+        if opcode == 1 {
+            let message: Value = serde_json::from_slice(&payload).unwrap();
+            let last = message["type"] == kind;
+            messages.push(message);
+            if last {
+                return messages;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_falls_behind_gets_the_newest_and_is_told() {
+    let server = small_queues().set("outgoing.slow_timeout", "120s").start();
+    let mut stream = deaf(&server, "slow");
+    let mut vehicle = Client::connect(&server, "bus").await;
+    vehicle.join("r").await;
+    publish_until(&server, &mut vehicle, WAITING, 100_000.0).await;
+    let last = vehicle.publish(position_with(json!({ "vehicleId": "v0", "mark": "last" }))).await;
+    let messages =
+        tokio::task::spawn_blocking(move || read_to(&mut stream, "caught_up")).await.unwrap();
+    let lagging = messages.iter().position(|m| m["type"] == "lagging").unwrap();
+    let from = messages[lagging]["payload"]["fromSeq"].as_u64().unwrap();
+    let seqs: Vec<u64> = messages
+        .iter()
+        .filter(|m| m["type"] == "location_update")
+        .map(|m| m["payload"]["seq"].as_u64().unwrap())
+        .collect();
+    assert!(seqs.is_sorted_by(|a, b| a < b), "every seq is a point to resume at: {seqs:?}");
+    assert!(
+        messages[..lagging]
+            .iter()
+            .filter_map(|m| m["payload"]["seq"].as_u64())
+            .all(|seq| seq <= from)
+    );
+    let caught_up = &messages.last().unwrap()["payload"];
+    assert_eq!(caught_up["roomId"], "r");
+    assert_eq!(caught_up["seq"], last["rooms"]["r"], "{caught_up}");
+    assert_eq!(seqs.last(), caught_up["seq"].as_u64().as_ref());
+    // What was left out is what is not there: this room is the only one in the log.
+    let dropped = caught_up["dropped"].as_u64().unwrap();
+    assert!(dropped > 0, "{caught_up}");
+    assert_eq!(seqs.len() as u64 + dropped, caught_up["seq"].as_u64().unwrap() - seqs[0] + 1);
+    // One position a vehicle since it began to lag.
+    let mut vehicles: Vec<&Value> = messages[lagging..]
+        .iter()
+        .filter(|m| m["type"] == "location_update")
+        .map(|m| &m["payload"]["vehicleId"])
+        .collect();
+    let all = vehicles.len();
+    vehicles.sort_by_key(|v| v.to_string());
+    vehicles.dedup();
+    assert_eq!(vehicles.len(), all, "each vehicle's newest only");
 }
 
 /// Positions can be thinned out for a slow subscriber; other events cannot, so they count.
@@ -134,7 +187,7 @@ async fn too_many_events_that_cannot_be_left_out_close_with_4008() {
     let mut vehicle = Client::connect(&server, "bus").await;
     vehicle.join("r").await;
     // Fill what the kernel holds, and more: but positions alone are never too many.
-    publish_until(&server, &mut vehicle, r#"milepost_ladder_steps_total{step="lagging"}"#, 1.0)
+    publish_until(&server, &mut vehicle, WAITING, 100_000.0)
         .await;
     for _ in 0..5 {
         let mut crowd = Vec::new();
@@ -153,6 +206,6 @@ async fn too_many_events_that_cannot_be_left_out_close_with_4008() {
         assert!(tokio::time::Instant::now() < deadline, "never closed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let (_, end) = tokio::task::spawn_blocking(move || to_close(stream)).await.unwrap();
+    let end = tokio::task::spawn_blocking(move || to_close(stream)).await.unwrap();
     assert_eq!(end, Some((4008, "slow consumer".to_owned())));
 }

@@ -9,11 +9,28 @@ async fn change(client: &mut Client) -> Value {
     client.recv_where(|message| message["type"].as_str().unwrap().starts_with("member")).await
 }
 
+/// A watcher of room `r` whose own coming has been announced, and who was told of it.
+async fn watcher(server: &Server) -> (Client, Client) {
+    let mut first = Client::connect(server, "first").await;
+    first.join("r").await;
+    let mut watcher = Client::connect(server, "watcher").await;
+    watcher.join("r").await;
+    loop {
+        let members = change(&mut first).await["payload"]["members"].clone();
+        if members.to_string().contains("watcher") {
+            if members != json!(["watcher"]) {
+                // Both in one list, which both get.
+                assert_eq!(change(&mut watcher).await["payload"]["members"], members);
+            }
+            return (first, watcher);
+        }
+    }
+}
+
 #[tokio::test]
 async fn who_comes_and_goes_is_told() {
     let server = Server::start();
-    let mut watcher = Client::connect(&server, "watcher").await;
-    watcher.join("r").await;
+    let (_first, mut watcher) = watcher(&server).await;
     let mut a = Client::connect(&server, "a").await;
     a.join("r").await;
     let joined = change(&mut watcher).await;
@@ -41,8 +58,7 @@ async fn who_comes_and_goes_is_told() {
 #[tokio::test]
 async fn changes_of_a_moment_are_one_list() {
     let server = Server::start();
-    let mut watcher = Client::connect(&server, "watcher").await;
-    watcher.join("r").await;
+    let (_first, mut watcher) = watcher(&server).await;
     let mut clients = Vec::new();
     for n in 0..20 {
         clients.push(Client::connect(&server, &format!("c{n:02}")).await);
@@ -70,20 +86,19 @@ async fn changes_of_a_moment_are_one_list() {
 #[tokio::test]
 async fn an_ordinary_reconnect_is_no_event() {
     let server = Server::start();
-    let mut watcher = Client::connect(&server, "watcher").await;
-    watcher.join("r").await;
+    let (_first, mut watcher) = watcher(&server).await;
     let mut phone = Client::connect(&server, "phone").await;
     phone.join("r").await;
     change(&mut watcher).await;
     // The new socket comes before the old one dies.
     let mut again = Client::connect(&server, "phone").await;
     let joined = again.join("r").await;
-    assert_eq!(joined["memberCount"], 2, "{joined}");
+    assert_eq!(joined["memberCount"], 3, "{joined}");
     phone.close().await;
     server.wait_for_line(|l| l["event"] == "connection.closed" && l["client_id"] == "phone");
     // The next change is the next one's, and the phone is still a member.
     let mut third = Client::connect(&server, "third").await;
-    assert_eq!(third.join("r").await["members"], json!(["phone", "third", "watcher"]));
+    assert_eq!(third.join("r").await["members"], json!(["first", "phone", "third", "watcher"]));
     assert_eq!(change(&mut watcher).await["payload"]["members"], json!(["third"]));
     // Its rooms are its own: the old socket's end has not taken them.
     third.publish(crate::harness::client::position(1.0, 2.0)).await;
@@ -120,4 +135,27 @@ async fn a_large_room_gets_counts() {
         last = change(&mut watcher).await;
     }
     assert_eq!(last["type"], "members_changed", "{last}");
+}
+
+/// Who joins in the very moment between another's coming and going is not left with a
+/// ghost.
+#[tokio::test]
+async fn a_list_that_showed_a_fleeting_member_is_corrected() {
+    let server = Server::start();
+    let (_first, mut watcher) = watcher(&server).await;
+    let mut fleeting = Client::connect(&server, "fleeting").await;
+    let mut late = Client::connect(&server, "late").await;
+    fleeting.ask("join_room", json!({ "roomId": "r" })).await;
+    fleeting.recv_type("room_joined").await;
+    let joined = late.join("r").await;
+    assert!(joined["members"].to_string().contains("fleeting"), "{joined}");
+    fleeting.request("leave_room", json!({ "roomId": "r" })).await;
+    loop {
+        let left = change(&mut late).await;
+        if left["type"] == "member_left" {
+            assert_eq!(left["payload"]["members"], json!(["fleeting"]), "{left}");
+            break;
+        }
+    }
+    watcher.request("leave_room", json!({ "roomId": "r" })).await;
 }
