@@ -25,7 +25,9 @@ use crate::protocol::position::{ExtraFields, PositionRules};
 use crate::room_log::{self, Embedded, Lock, LockError, LogEvent, OpenError, RoomLog};
 use crate::rooms::{self, Announcer, Distributor, Hub};
 use crate::shutdown::slots::Spread;
-use crate::shutdown::{Coordinator, Deadlines, Outcome, Status, Trigger, TriggerSender, Watchdog};
+use crate::shutdown::{
+    Coordinator, Deadlines, Evacuation, Outcome, Status, Trigger, TriggerSender, Watchdog,
+};
 use crate::telemetry::events::Listening;
 use crate::telemetry::metrics::set;
 use crate::telemetry::{LogHandle, Metrics};
@@ -95,6 +97,7 @@ pub struct Server {
     phase: PhaseSetter,
     watch: PhaseWatch,
     plane: Arc<Plane>,
+    evacuation: Arc<Evacuation>,
     readiness: Arc<Readiness>,
 }
 
@@ -128,12 +131,19 @@ impl Server {
         };
         let (phase, watch) = phase::channel();
         let (hub, announcer) = Hub::new(room_settings(&config), context.metrics.clone());
+        let registry = Arc::<Registry>::default();
+        let evacuation = Arc::new(Evacuation::new(
+            registry.clone(),
+            watch.clone(),
+            config.shutdown.reconnect_min,
+        ));
         let plane = Arc::new(Plane::new(budgets(&config.plane), context.metrics.clone()));
         plane.hold(Hold::Startup, "opening the room log");
         Ok(Self {
-            readiness: Arc::new(Readiness::new(watch.clone(), plane.clone())),
+            readiness: Arc::new(Readiness::new(watch.clone(), evacuation.clone(), plane.clone())),
+            evacuation,
             plane,
-            registry: Arc::default(),
+            registry,
             config,
             context,
             public,
@@ -183,6 +193,7 @@ impl Server {
             registry: registry.clone(),
             hub: hub.clone(),
             plane: plane.clone(),
+            evacuation: self.evacuation,
             readiness: readiness.clone(),
             metrics: metrics.clone(),
             shutdown: status.clone(),

@@ -37,6 +37,8 @@ enum Command {
     Healthcheck(operate::HealthArgs),
     /// Show what the server is doing
     Status(operate::AdminArgs),
+    /// Evacuate the clients at a rate, without stopping
+    Drain(operate::DrainArgs),
     /// Pause all work on the room log (requests are held), or resume it
     Quiesce(operate::QuiesceArgs),
 }
@@ -71,8 +73,15 @@ pub fn main() -> ExitCode {
         Command::Check(args) => run_check(&args),
         Command::Healthcheck(args) => operate::healthcheck(&args),
         Command::Status(args) => operate::status(&args),
+        Command::Drain(args) => operate::drain(&args),
         Command::Quiesce(args) => operate::quiesce(&args),
     }
+}
+
+/// Reads a time on the command line.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    crate::config::units::parse_duration(text)
+        .ok_or_else(|| "a time such as 30s, 10m or 24h".to_owned())
 }
 
 /// Prints an error as people expect it and returns the exit code.

@@ -161,6 +161,7 @@ impl Drop for Registered {
             if self.handle.settle() {
                 self.registry.undrained.fetch_sub(1, Ordering::AcqRel);
             }
+            self.handle.set_gone();
             self.registry.live.fetch_sub(1, Ordering::AcqRel);
             self.registry.changed.notify_waiters();
         }

@@ -6,6 +6,7 @@
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 
+mod drain;
 mod floors;
 mod harness;
 mod past;
