@@ -30,7 +30,7 @@ use crate::rooms::Hub;
 use crate::shutdown::evacuation::{Evacuation, EvacuationStatus, ShuttingDown};
 use crate::shutdown::{Status, Trigger, TriggerSender, Watchdog};
 use crate::telemetry::logs::parse_level;
-use crate::telemetry::metrics::CONTENT_TYPE;
+use crate::telemetry::metrics::{CONTENT_TYPE, ResumeOutcome};
 use crate::telemetry::{LogHandle, Metrics};
 use crate::transport::upgrade;
 
@@ -219,8 +219,8 @@ impl State {
     fn status(&self) -> serde_json::Value {
         let (rooms, members) = self.hub.counts();
         let queues = queue_totals(&self.registry);
-        let (recovered, reset) = self.hub.resumes();
         let (requests, notifications, bytes) = self.plane.held();
+        let resumes = |outcome| self.metrics.resumes.get(outcome).get();
         let holds: Vec<_> = self
             .plane
             .holds()
@@ -242,7 +242,11 @@ impl State {
                 "maxBytes": queues.max_bytes,
             },
             "log": { "epoch": &*self.hub.epoch(), "seq": self.hub.head() },
-            "resumes": { "recovered": recovered, "reset": reset },
+            "resumes": {
+                "recovered": resumes(ResumeOutcome::Recovered),
+                "tooOld": resumes(ResumeOutcome::TooOld),
+                "unknown": resumes(ResumeOutcome::Unknown),
+            },
             "holds": holds,
             "held": { "requests": requests, "notifications": notifications, "bytes": bytes },
             "shutdown": self.shutdown.report(&self.registry),
