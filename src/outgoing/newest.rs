@@ -130,6 +130,9 @@ mod tests {
         assert_eq!(indices(&map, 0, UnixMillis::new(60).unwrap()), [3]);
         map.expire(UnixMillis::new(60).unwrap());
         assert_eq!(map.len(), 1);
-        assert_eq!(map.walk(0..9, epoch).next().map(|n| n.item().to_vec()), Some(b"\"seq\":1".to_vec()));
+        assert_eq!(
+            map.walk(0..9, epoch).next().map(|n| n.item().to_vec()),
+            Some(b"\"seq\":1".to_vec())
+        );
     }
 }

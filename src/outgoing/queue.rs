@@ -237,19 +237,14 @@ impl Queue {
     pub fn backlog(&self) -> Backlog {
         let (own, due) = {
             let state = self.state.lock();
-            let own = Backlog {
-                messages: state.lane.len() as u64,
-                bytes: state.lane_bytes as u64,
-            };
+            let own = Backlog { messages: state.lane.len() as u64, bytes: state.lane_bytes as u64 };
             (own, Self::due_feeds(&state))
         };
         let in_flight = Backlog {
             messages: self.in_flight_messages.load(Ordering::Relaxed) as u64,
             bytes: self.in_flight_bytes.load(Ordering::Relaxed) as u64,
         };
-        due.into_iter()
-            .map(|(feed, seat)| feed.lag(seat))
-            .fold(own.plus(in_flight), Backlog::plus)
+        due.into_iter().map(|(feed, seat)| feed.lag(seat)).fold(own.plus(in_flight), Backlog::plus)
     }
 
     fn due_feeds(state: &State) -> Vec<(Arc<Feed>, u32)> {

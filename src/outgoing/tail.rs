@@ -74,10 +74,7 @@ impl Tail {
     /// Adds an entry at the head and trims what is over the bound.
     pub fn append(&mut self, frame: Bytes, kind: EntryKind, sender: Option<ConnId>) {
         let bytes_before = self.head.bytes;
-        self.head = Cursor {
-            index: self.head.index + 1,
-            bytes: bytes_before + frame.len() as u64,
-        };
+        self.head = Cursor { index: self.head.index + 1, bytes: bytes_before + frame.len() as u64 };
         self.entries.push_back(Entry { frame, kind, sender, bytes_before });
         while self.entries.len() > 1 && self.head.bytes - self.first.bytes > self.max_bytes {
             self.trim_one();
@@ -136,10 +133,8 @@ impl Tail {
                 if at <= seq {
                     break;
                 }
-                cursor = Cursor {
-                    index: self.first.index + offset as u64,
-                    bytes: entry.bytes_before,
-                };
+                cursor =
+                    Cursor { index: self.first.index + offset as u64, bytes: entry.bytes_before };
             }
         }
         Some(cursor)

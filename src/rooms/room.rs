@@ -197,11 +197,8 @@ impl Room {
     pub(super) fn announce(&self, settings: &Settings, wakes: &mut Vec<Waker>) {
         let mut members = self.members.lock();
         members.announcing = false;
-        let announcements = members.presence.announce(
-            self.id(),
-            settings.presence_members,
-            settings.max_frame_out,
-        );
+        let announcements =
+            members.presence.announce(self.id(), settings.presence_members, settings.max_frame_out);
         self.feed.with(|state| {
             for announcement in announcements {
                 let frame = frame::text_frame(&announcement.text);
