@@ -39,6 +39,10 @@ impl<C: Connector> Task<C> {
         let several = self.settings.endpoints.len() > 1;
         if refused_here && !self.for_resend {
             self.for_resend = true;
+            let refuser = self.current_link().map(|link| link.endpoint);
+            if refuser == Some(self.next_endpoint) {
+                self.turn_from(self.next_endpoint);
+            }
             // Somebody waits: another endpoint can be had before the notice's time.
             if several || self.reconnect_at.is_none() {
                 let soon = now + self.backoff.next();

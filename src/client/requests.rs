@@ -253,9 +253,4 @@ impl Requests {
         self.waiting.clear();
         self.deadlines.clear();
     }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.waiting.is_empty() && self.deadlines.is_empty()
-    }
 }

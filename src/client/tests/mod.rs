@@ -25,7 +25,7 @@ use super::{Builder, Client, Connector, Endpoint, Event, Events, Phase};
 /// Hands the server's end of every stream to the test.
 struct Net {
     accepted: mpsc::UnboundedSender<(u16, DuplexStream)>,
-    alive: Arc<()>,
+    _alive: Arc<()>,
     refuse: Arc<Mutex<VecDeque<io::ErrorKind>>>,
 }
 
@@ -47,7 +47,7 @@ impl Connector for Net {
 /// The servers' side of the net.
 struct Servers {
     accepted: mpsc::UnboundedReceiver<(u16, DuplexStream)>,
-    /// Held by the client's task: two while it lives.
+    /// Shared with the connector: alone once the client's task is gone.
     alive: Arc<()>,
     refuse: Arc<Mutex<VecDeque<io::ErrorKind>>>,
     sessions: u32,
@@ -65,7 +65,7 @@ struct Session {
 fn net() -> (Net, Servers) {
     let (accepted, streams) = mpsc::unbounded_channel();
     let (alive, refuse) = (Arc::new(()), Arc::default());
-    let net = Net { accepted, alive: alive.clone(), refuse: Arc::clone(&refuse) };
+    let net = Net { accepted, _alive: alive.clone(), refuse: Arc::clone(&refuse) };
     (net, Servers { accepted: streams, alive, refuse, sessions: 0 })
 }
 

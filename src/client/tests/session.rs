@@ -152,7 +152,7 @@ async fn a_silent_server_is_pinged_told_stale_and_given_up() {
     assert_eq!(client.state().borrow().phase, Phase::Connected);
     until_phase(&client, Phase::Reconnecting).await;
     assert_eq!(start.elapsed().as_secs(), 50);
-    servers.welcome().await;
+    let _session = servers.welcome().await;
     until_phase(&client, Phase::Connected).await;
 }
 
