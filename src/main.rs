@@ -1,3 +1,7 @@
 //! The `milepost` binary.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    milepost::cli::main()
+}

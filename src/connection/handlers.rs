@@ -63,7 +63,7 @@ impl Session {
             Ok(envelope) => self.dispatch(&envelope),
             Err(error) => {
                 let kind = error.kind.as_deref();
-                self.count(MessageType::of(kind.unwrap_or_default()), MessageResult::Invalid);
+                self.count(MessageType::of(kind.unwrap_or_default()), MessageResult::Refused);
                 if self.spend_rate().is_ok() || error.id.is_some() {
                     self.complain_to(error.id.as_ref(), kind, &error.error);
                 }
@@ -88,7 +88,7 @@ impl Session {
                 match result {
                     Ok(()) => self.count(kind, MessageResult::Accepted),
                     Err((error, _)) => {
-                        self.count(kind, result_of(&error));
+                        self.count(kind, MessageResult::Refused);
                         let error = match envelope.room_hint() {
                             Some(room) => WireError::from(error).with_room(room),
                             None => error.into(),
@@ -112,7 +112,7 @@ impl Session {
                 return;
             }
             Err(NotAdmitted::IdInUse) => {
-                self.count(kind, MessageResult::Invalid);
+                self.count(kind, MessageResult::Refused);
                 let error = WireError::validation(
                     "id",
                     "`id` must not be that of a request that is still unanswered.",
@@ -128,7 +128,7 @@ impl Session {
         match result {
             Ok(()) => self.count(kind, MessageResult::Accepted),
             Err((error, admitted)) => {
-                self.count(kind, result_of(&error));
+                self.count(kind, MessageResult::Refused);
                 if let Some(admitted) = admitted {
                     admitted.fail(error, envelope.room_hint().as_deref());
                 }
@@ -237,9 +237,9 @@ impl Session {
                 let admitted = self.joining.lock().remove(&room);
                 let error = match refused {
                     JoinRefused::RoomFull(limit) => HandlerError::room_full(room.as_str(), limit),
-                    JoinRefused::TooManyRooms(limit) => HandlerError::room_limit_exceeded(
-                        format!("The server has its limit of {limit} rooms in use."),
-                    ),
+                    JoinRefused::TooManyRooms(limit) => HandlerError::room_limit_exceeded(format!(
+                        "The server has its limit of {limit} rooms in use."
+                    )),
                 };
                 Err((error, admitted))
             }
@@ -401,11 +401,8 @@ impl Session {
                 return Err((HandlerError::auth_failed(denied.to_string()), Some(admitted)));
             }
         };
-        let text = server::token_refresh_ok(
-            admitted.id(),
-            &identity.client_id,
-            identity.expires_at,
-        );
+        let text =
+            server::token_refresh_ok(admitted.id(), &identity.client_id, identity.expires_at);
         self.set_identity(identity);
         admitted.answer(&text);
         let access = &self.identity.access;
@@ -436,8 +433,4 @@ fn ack(admitted: &Admitted, receipt: &Receipt) -> String {
     let rooms = receipt.outcomes.iter().map(|outcome| (&outcome.room, outcome.seq));
     let late: Vec<RoomId> = receipt.late().cloned().collect();
     server::ack(admitted.id(), rooms, receipt.duplicate(), &late)
-}
-
-fn result_of(error: &HandlerError) -> MessageResult {
-    MessageResult::of(error.code().name())
 }

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -47,6 +47,14 @@ impl Tally {
         self.bytes_dropped.fetch_add(backlog.bytes, Ordering::Relaxed);
     }
 
+    pub(super) fn count_acked(&self) {
+        self.acked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_left_early(&self) {
+        self.left_early.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn flushed(&self, messages: usize, bytes: usize) {
         self.messages_flushed.fetch_add(messages as u64, Ordering::Relaxed);
         self.bytes_flushed.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -64,7 +72,20 @@ pub struct Registry {
     changed: Notify,
     started: Instant,
     tally: Tally,
+    tallying: AtomicBool,
     requests: Arc<Totals>,
+    given_up: Mutex<Vec<Terminated>>,
+}
+
+/// A connection that was given up in a shutdown, with what was lost.
+#[derive(Debug, Clone)]
+pub struct Terminated {
+    /// The connection.
+    pub handle: Arc<Handle>,
+    /// What its queue held.
+    pub queued: Backlog,
+    /// What its peer's kernel had not acknowledged.
+    pub kernel_unacked_bytes: u64,
 }
 
 impl Default for Registry {
@@ -77,7 +98,9 @@ impl Default for Registry {
             changed: Notify::new(),
             started: Instant::now(),
             tally: Tally::default(),
+            tallying: AtomicBool::new(false),
             requests: Arc::default(),
+            given_up: Mutex::default(),
         }
     }
 }
@@ -158,15 +181,7 @@ impl Registry {
         let conn = ConnId(self.next.fetch_add(1, Ordering::Relaxed));
         let queue = Arc::new(Queue::new(conn));
         let requests = Arc::new(Requests::new(queue.clone(), self.requests.clone()));
-        let handle = Arc::new(Handle::new(
-            conn,
-            fresh_id(),
-            client,
-            peer,
-            socket,
-            requests,
-            queue,
-        ));
+        let handle = Arc::new(Handle::new(conn, fresh_id(), client, peer, socket, requests, queue));
         self.live.fetch_add(1, Ordering::AcqRel);
         self.undrained.fetch_add(1, Ordering::AcqRel);
         self.shard(conn).lock().insert(conn, handle.clone());
@@ -219,6 +234,39 @@ impl Registry {
     #[must_use]
     pub fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    /// From now on what becomes of connections is counted.
+    pub fn begin_tally(&self) {
+        self.tallying.store(true, Ordering::Release);
+    }
+
+    /// The tally, if the shutdown has begun.
+    #[must_use]
+    pub fn tally_if_stopping(&self) -> Option<&Tally> {
+        self.tallying.load(Ordering::Acquire).then_some(&self.tally)
+    }
+
+    /// Counts a connection as terminated and notes what it loses.
+    pub fn terminated(&self, handle: Arc<Handle>) -> Terminated {
+        handle.advance(Progress::Terminated);
+        let queued = handle.queue.backlog();
+        let kernel_unacked_bytes = handle.socket.unacknowledged();
+        self.tally.terminated.fetch_add(1, Ordering::AcqRel);
+        self.tally.kernel_unacked_bytes.fetch_add(kernel_unacked_bytes, Ordering::AcqRel);
+        Terminated { handle, queued, kernel_unacked_bytes }
+    }
+
+    /// As [`Registry::terminated`], by the connection itself.
+    pub(super) fn give_up(&self, handle: Arc<Handle>) {
+        let terminated = self.terminated(handle);
+        self.given_up.lock().push(terminated);
+    }
+
+    /// Those that gave themselves up since the last call.
+    #[must_use]
+    pub fn take_given_up(&self) -> Vec<Terminated> {
+        std::mem::take(&mut self.given_up.lock())
     }
 
     /// Requests completed and refused.

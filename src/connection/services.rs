@@ -33,6 +33,8 @@ pub struct Settings {
     pub heartbeat_timeout: Duration,
     /// `outgoing.high_water`.
     pub high_water: usize,
+    /// Half of it: below this a connection is read from again.
+    pub low_water: usize,
     /// `outgoing.max_bytes`.
     pub max_bytes: usize,
     /// `outgoing.max_messages`.
@@ -45,14 +47,6 @@ pub struct Settings {
     pub expiry_warning: Duration,
     /// `room_log.dedup_window`.
     pub dedup_window: Duration,
-}
-
-impl Settings {
-    /// Below this many bytes of its own answers a connection is read from again.
-    #[must_use]
-    pub fn low_water(&self) -> usize {
-        self.high_water / 2
-    }
 }
 
 /// The process as a connection sees it.

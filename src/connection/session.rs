@@ -146,8 +146,7 @@ impl Session {
         };
         let left = expires_at.get() - now.get();
         let warning = i64::try_from(settings.expiry_warning.as_millis()).unwrap_or(i64::MAX);
-        let leeway =
-            i64::try_from(self.services.auth.leeway().as_millis()).unwrap_or(i64::MAX);
+        let leeway = i64::try_from(self.services.auth.leeway().as_millis()).unwrap_or(i64::MAX);
         if left.saturating_add(leeway) <= 0 {
             return Expiry::Over;
         }

@@ -211,6 +211,29 @@ impl Feed {
         }
     }
 
+    /// Sends `walk` to a connection that is in the room, ahead of the room's further events.
+    /// The caller holds the lock through `state`.
+    pub fn show(self: &Arc<Self>, state: &mut FeedState, queue: &Arc<Queue>, walk: SnapshotWalk) {
+        let Some(id) = state.by_conn.get(&queue.conn()).copied() else {
+            // It publishes only: a seat for the walk, which ends with it.
+            let head = state.tail.head();
+            let start = Start { cursor: None, snapshot: Some(walk) };
+            self.subscribe(state, queue, Events::All, start);
+            if let Some(id) = state.by_conn.remove(&queue.conn()) {
+                state.seats[id as usize].end = Some(head);
+            }
+            return;
+        };
+        let seat = &mut state.seats[id as usize];
+        seat.snapshot = Some(Box::new(walk));
+        if seat.parked {
+            seat.parked = false;
+            if let Some(waker) = seat.queue.due(seat.slot) {
+                waker.wake();
+            }
+        }
+    }
+
     /// Takes the seat of `conn` away. What was not taken yet is not sent.
     pub fn unsubscribe(&self, conn: ConnId) {
         let mut state = self.state.lock();

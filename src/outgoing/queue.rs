@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
 
 use bytes::Bytes;
@@ -79,6 +79,8 @@ pub struct Queue {
     conn: ConnId,
     state: Mutex<State>,
     waker: AtomicWaker,
+    /// Counts everything that could be a reason to look again.
+    signals: AtomicU64,
     in_flight_messages: AtomicUsize,
     in_flight_bytes: AtomicUsize,
 }
@@ -91,6 +93,7 @@ impl Queue {
             conn,
             state: Mutex::default(),
             waker: AtomicWaker::new(),
+            signals: AtomicU64::new(0),
             in_flight_messages: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         }
@@ -102,13 +105,25 @@ impl Queue {
         self.conn
     }
 
-    /// Registers the owner task's waker; call it before looking for work.
-    pub fn register(&self, waker: &Waker) {
+    /// Registers the owner task's waker, to be called for signals after `seen`. Returns
+    /// whether there was none since; otherwise look for work again.
+    #[must_use]
+    pub fn sleep(&self, waker: &Waker, seen: u64) -> bool {
         self.waker.register(waker);
+        self.signals.load(Ordering::Acquire) == seen
     }
 
-    /// Wakes the owner task.
+    /// How many signals there were. While the owner works it needs no waking: read this
+    /// before looking for work, and give it to [`Queue::sleep`] after.
+    #[must_use]
+    pub fn signals(&self) -> u64 {
+        drop(self.waker.take());
+        self.signals.load(Ordering::Acquire)
+    }
+
+    /// Signals the owner task.
     pub fn wake(&self) {
+        self.signals.fetch_add(1, Ordering::AcqRel);
         self.waker.wake();
     }
 
@@ -124,19 +139,6 @@ impl Queue {
             state.lane_bytes += frame.len();
             state.marked += usize::from(marked);
             state.lane.push_back(Item { frame, marked });
-        }
-        self.wake();
-    }
-
-    /// Adds a frame ahead of everything that waits (the shutdown notice).
-    pub fn push_first(&self, frame: Bytes) {
-        {
-            let mut state = self.state.lock();
-            if state.closed {
-                return;
-            }
-            state.lane_bytes += frame.len();
-            state.lane.push_front(Item { frame, marked: false });
         }
         self.wake();
     }
@@ -170,6 +172,7 @@ impl Queue {
     /// is held. The feed calls this only for a parked seat, so a slot is never due twice.
     pub(super) fn due(&self, slot: u32) -> Option<Waker> {
         self.state.lock().due.push_back(slot);
+        self.signals.fetch_add(1, Ordering::AcqRel);
         self.waker.take()
     }
 
@@ -196,7 +199,7 @@ impl Queue {
                     let Some(item) = state.lane.pop_front() else { break };
                     state.lane_bytes -= item.frame.len();
                     state.marked -= usize::from(item.marked);
-                    batch.push(item.frame);
+                    batch.push_own(item.frame);
                 }
                 if state.lane.is_empty() && state.lane.capacity() > 16 {
                     state.lane = VecDeque::new();
@@ -223,6 +226,16 @@ impl Queue {
                 Progress::FellBehind => return Err(FellBehind),
             }
             self.note_in_flight(batch);
+        }
+    }
+
+    /// Moves the whole lane into `batch`, and no events.
+    pub fn take_lane(&self, batch: &mut Batch) {
+        let mut state = self.state.lock();
+        state.lane_bytes = 0;
+        state.marked = 0;
+        for item in std::mem::take(&mut state.lane) {
+            batch.push_own(item.frame);
         }
     }
 

@@ -158,7 +158,7 @@ impl WireError {
         Self(Box::new(Parts { code, message, field: None, room_id: None, retry_after_ms: None }))
     }
 
-    pub(super) fn validation(field: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn validation(field: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = Self::new(ErrorCode::ValidationError, message);
         error.0.field = Some(field.into());
         error

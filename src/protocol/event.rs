@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::position::{EVENT_OVERHEAD, Position};
+use super::position::EVENT_OVERHEAD;
 use super::write::{push_head, push_plain, push_string};
 use crate::ids::{ClientId, RoomId, VehicleId};
 use crate::time::UnixMillis;
@@ -36,26 +36,22 @@ pub fn location_update(
     seq: u64,
     client: &ClientId,
     vehicle: &VehicleId,
-    position: &Position,
+    body: &str,
     timestamp: UnixMillis,
     received_at: UnixMillis,
 ) -> LocationEvent {
     let mut text = String::with_capacity(
-        position.body.len()
-            + room.as_str().len()
-            + client.as_str().len()
-            + vehicle.as_str().len()
-            + 256,
+        body.len() + room.as_str().len() + client.as_str().len() + vehicle.as_str().len() + 256,
     );
     push_head(&mut text, "location_update", None);
     text.push_str(",\"payload\":{\"roomId\":");
     push_string(&mut text, room.as_str());
     text.push(',');
     let start = text.len();
-    push_item(&mut text, seq, client, vehicle, &position.body, timestamp, received_at);
+    push_item(&mut text, seq, client, vehicle, body, timestamp, received_at);
     let item = start..text.len();
     text.push_str("}}");
-    debug_assert!(text.len() <= position.body.len() + EVENT_OVERHEAD);
+    debug_assert!(text.len() <= body.len() + EVENT_OVERHEAD);
     LocationEvent { text, item }
 }
 

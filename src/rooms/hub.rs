@@ -267,6 +267,11 @@ impl Hub {
         self.head.load(Ordering::Acquire)
     }
 
+    /// Notes the log's epoch.
+    pub fn set_epoch(&self, epoch: Arc<str>) {
+        *self.epoch.write() = epoch;
+    }
+
     /// The log's epoch.
     #[must_use]
     pub fn epoch(&self) -> Arc<str> {

@@ -19,7 +19,7 @@ use crate::protocol::{frame, server};
 use crate::time::UnixMillis;
 
 /// Called when a join has been answered.
-pub type JoinDone = Box<dyn FnOnce() + Send>;
+pub type JoinDone = Box<dyn FnOnce() + Send + Sync>;
 
 /// A connection that wants to be in a room.
 pub struct Join {
@@ -81,7 +81,7 @@ impl Room {
 
     /// Its event stream.
     #[must_use]
-    pub fn feed(&self) -> &Feed {
+    pub fn feed(&self) -> &Arc<Feed> {
         &self.feed
     }
 

@@ -1,1 +1,24 @@
-//! The five-phase shutdown.
+//! The five-phase shutdown (shutdown.md): one coordinator, one `t0`, absolute deadlines
+//! from it, one budget.
+//!
+//! [`signals`] says when, [`Coordinator`] runs the phases over the registry of
+//! connections, [`watchdog`] ends the process if that fails, [`report`] says what became
+//! of everything. Nothing here touches a socket: connections carry out orders.
+
+mod coordinator;
+mod lines;
+pub mod report;
+pub mod signals;
+pub mod slots;
+pub mod watchdog;
+
+pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
+pub use report::Report;
+pub use signals::{Trigger, TriggerSender};
+pub use watchdog::Watchdog;
+
+/// Ends the process at once. `std::process::exit` would run exit handlers and lock stdout,
+/// and hang on a full pipe.
+pub fn exit(code: i32) -> ! {
+    signal_hook::low_level::exit(code)
+}

@@ -2,5 +2,6 @@
 
 pub mod kernel_queue;
 mod socket;
+pub mod upgrade;
 
 pub use socket::Socket;

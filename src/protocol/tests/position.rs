@@ -231,7 +231,7 @@ fn the_longest_event_keeps_the_overhead() {
             u64::MAX,
             &ClientId::parse(&name).unwrap(),
             &VehicleId::parse(&name).unwrap(),
-            &update.position,
+            &update.position.body,
             now(),
             now(),
         );
@@ -294,7 +294,7 @@ proptest! {
         let [room, client, vehicle] = &names;
         let event = event::location_update(
             &RoomId::parse(room).unwrap(), 7, &ClientId::parse(client).unwrap(),
-            &VehicleId::parse(vehicle).unwrap(), &update.position,
+            &VehicleId::parse(vehicle).unwrap(), &update.position.body,
             update.position.timestamp.unwrap(), now(),
         );
         let item: Value = serde_json::from_str(&format!("{{{}}}", event.item())).unwrap();

@@ -1,1 +1,0 @@
-//! How much a client may do.

@@ -1,0 +1,421 @@
+//! Runs the phases: writes the phase, gives the connections their orders, waits for them
+//! no longer than the phase's deadline, and writes the log contract's lines.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::lines::Scene;
+use super::report::{PhaseTimes, Report, ms};
+use super::signals::Trigger;
+use super::slots::{Spread, slots};
+use crate::connection::{Handle, Order, Progress, Registry};
+use crate::phase::{Phase, PhaseSetter};
+use crate::protocol::frame;
+use crate::protocol::server::{ShutdownReason, server_shutting_down};
+use crate::room_log::RoomLog;
+use crate::rooms::Hub;
+use crate::telemetry::Metrics;
+
+/// The ends of the phases, from `t0`.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadlines {
+    /// Before `t0`: readiness says 503, everything else works.
+    pub lame_duck: Duration,
+    /// End of phase 1.
+    pub stop_accepting: Duration,
+    /// End of phase 2.
+    pub notify: Duration,
+    /// End of phase 3.
+    pub drain: Duration,
+    /// End of phase 4.
+    pub close: Duration,
+}
+
+impl Deadlines {
+    /// From the signal to the last deadline.
+    #[must_use]
+    pub fn whole(&self) -> Duration {
+        self.lame_duck + self.close
+    }
+}
+
+/// How the shutdown ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// What became of everything.
+    pub report: Report,
+    /// What is left of the budget for the log's last lines.
+    pub left: Duration,
+}
+
+/// The shutdown as the admin port shows it.
+#[derive(Debug, Clone, Default)]
+pub struct Status(Arc<Mutex<Option<Timeline>>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Timeline {
+    t0: Instant,
+    phase: Phase,
+    clients_at_start: usize,
+    times: PhaseTimes,
+    log_flushed: bool,
+}
+
+/// The one coordinator. Everything it waits for is injected, so that tests hold the clock.
+pub struct Coordinator<H> {
+    /// The connections.
+    pub registry: Arc<Registry>,
+    /// The phase, which only this writes.
+    pub phase: PhaseSetter,
+    /// The rooms.
+    pub hub: Arc<Hub>,
+    /// The room log.
+    /// `None` while it is being opened.
+    pub log: Option<Arc<dyn RoomLog>>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Returns (a future that ends) when no handshake is pending.
+    pub no_handshakes: H,
+    /// When each phase ends.
+    pub deadlines: Deadlines,
+    /// When clients are to come back.
+    pub spread: Spread,
+    /// This process's public name.
+    pub instance_id: Arc<str>,
+    /// Where the admin port looks.
+    pub status: Status,
+}
+
+impl Status {
+    /// The report so far, once the shutdown has begun.
+    #[must_use]
+    pub fn report(&self, registry: &Registry) -> Option<Report> {
+        let timeline = (*self.0.lock())?;
+        Some(timeline.report(registry))
+    }
+}
+
+impl Timeline {
+    fn report(&self, registry: &Registry) -> Report {
+        Report::collect(
+            self.clients_at_start,
+            registry.tally(),
+            registry.request_totals(),
+            self.log_flushed,
+            self.times,
+            self.t0.elapsed(),
+        )
+    }
+}
+
+impl<H, F> Coordinator<H>
+where
+    H: Fn() -> F,
+    F: Future<Output = ()>,
+{
+    /// Shuts down because of `trigger` and returns how that ended. Further triggers join
+    /// the running shutdown; a second SIGINT ends it at once.
+    pub async fn run(
+        self,
+        trigger: Trigger,
+        mut triggers: mpsc::UnboundedReceiver<Trigger>,
+    ) -> Outcome {
+        let status = self.status.clone();
+        let registry = self.registry.clone();
+        let metrics = self.metrics.clone();
+        let instance_id = self.instance_id.clone();
+        let budget = self.deadlines.close;
+        let started = Instant::now();
+        let mut interrupts = u8::from(trigger == Trigger::Sigint);
+        let mut joined = false;
+        let shutdown = self.shut_down(trigger);
+        tokio::pin!(shutdown);
+        loop {
+            tokio::select! {
+                biased;
+                Some(again) = triggers.recv() => {
+                    interrupts += u8::from(again == Trigger::Sigint);
+                    if interrupts >= 2 {
+                        let timeline = *status.0.lock();
+                        let timeline = timeline.unwrap_or(Timeline {
+                            t0: started,
+                            phase: Phase::LameDuck,
+                            clients_at_start: registry.len(),
+                            times: PhaseTimes::default(),
+                            log_flushed: false,
+                        });
+                        let mut report = timeline.report(&registry);
+                        report.exit_code = 130;
+                        let t0 = timeline.t0;
+                        let scene = Scene { t0, budget, trigger: again, instance_id: &instance_id };
+                        scene.force_exit(&report, registry.len() as u64);
+                        report.publish(&metrics);
+                        return Outcome { report, left: Duration::ZERO };
+                    }
+                    if !std::mem::replace(&mut joined, true) {
+                        let (t0, phase) = status
+                            .0
+                            .lock()
+                            .map_or((started, Phase::LameDuck), |line| (line.t0, line.phase));
+                        let scene = Scene { t0, budget, trigger: again, instance_id: &instance_id };
+                        scene.already_running(phase, registry.len() as u64);
+                    }
+                }
+                outcome = &mut shutdown => return outcome,
+            }
+        }
+    }
+
+    fn scene(&self, trigger: Trigger, t0: Instant) -> Scene<'_> {
+        Scene { t0, budget: self.deadlines.close, trigger, instance_id: &self.instance_id }
+    }
+
+    async fn shut_down(self, trigger: Trigger) -> Outcome {
+        if !self.deadlines.lame_duck.is_zero() {
+            let end = Instant::now() + self.deadlines.lame_duck;
+            self.phase.advance(Phase::LameDuck);
+            self.metrics.set_phase(Phase::LameDuck);
+            self.scene(trigger, Instant::now())
+                .lame_duck(self.deadlines.lame_duck, self.registry.len() as u64);
+            sleep_until(end).await;
+        }
+        let run = Run { trigger, t0: Instant::now(), coordinator: &self };
+        run.phases().await
+    }
+}
+
+/// A running shutdown.
+struct Run<'a, H> {
+    coordinator: &'a Coordinator<H>,
+    trigger: Trigger,
+    t0: Instant,
+}
+
+impl<H, F> Run<'_, H>
+where
+    H: Fn() -> F,
+    F: Future<Output = ()>,
+{
+    async fn phases(self) -> Outcome {
+        let Coordinator { registry, phase, deadlines, hub, .. } = self.coordinator;
+        registry.begin_tally();
+        phase.advance(Phase::StopAccepting);
+        *self.coordinator.status.0.lock() = Some(Timeline {
+            t0: self.t0,
+            phase: Phase::StopAccepting,
+            clients_at_start: registry.len(),
+            times: PhaseTimes::default(),
+            log_flushed: false,
+        });
+
+        let began = self.enter(Phase::StopAccepting, deadlines.stop_accepting, registry.len());
+        let nobody = async {
+            loop {
+                (self.coordinator.no_handshakes)().await;
+                registry.until(|registry| registry.is_empty()).await;
+                // A handshake that began meanwhile is waited for too.
+                let mut check = std::pin::pin!((self.coordinator.no_handshakes)());
+                if futures_util::poll!(check.as_mut()).is_ready() {
+                    return;
+                }
+            }
+        };
+        self.until(deadlines.stop_accepting, nobody).await;
+        self.took(began, |times| &mut times.stop_accepting);
+
+        phase.advance(Phase::Notify);
+        hub.stop_announcing();
+        let handles = registry.handles();
+        let began = self.enter(Phase::Notify, deadlines.notify, handles.len());
+        self.notify(handles);
+        self.until(deadlines.notify, async {
+            registry.until(|registry| registry.is_empty()).await;
+            // Those who were refused half-way through their handshake get to read it.
+            (self.coordinator.no_handshakes)().await;
+        })
+        .await;
+        self.took(began, |times| &mut times.notify);
+
+        phase.advance(Phase::Drain);
+        let began = self.enter(Phase::Drain, deadlines.drain, registry.len());
+        for handle in registry.handles() {
+            handle.order(Order::Drain);
+        }
+        self.until(deadlines.drain, async {
+            tokio::select! {
+                () = registry.until(|registry| registry.undrained() == 0) => {}
+                () = registry.sample_acknowledged() => {}
+            }
+        })
+        .await;
+        self.took(began, |times| &mut times.drain);
+
+        phase.advance(Phase::Close);
+        let undrained: Vec<_> = registry
+            .handles()
+            .into_iter()
+            .filter(|handle| handle.progress() == Progress::Open)
+            .collect();
+        let closing = registry.tally().closing.load(Ordering::Acquire) + self.yet_to_close();
+        let began = self.enter_with(Phase::Close, deadlines.close, closing);
+        self.terminate(&undrained);
+        let clean = self.close().await;
+        self.took(began, |times| &mut times.close);
+        self.finish(clean).await
+    }
+
+    /// Drained clients whose close frame is still to come.
+    fn yet_to_close(&self) -> u64 {
+        let drained = |handle: &&Arc<Handle>| handle.progress() == Progress::Drained;
+        self.coordinator.registry.handles().iter().filter(drained).count() as u64
+    }
+
+    fn notify(&self, handles: Vec<Arc<Handle>>) {
+        let slots = slots(handles.len(), self.coordinator.spread);
+        let closes_in = self.coordinator.deadlines.drain.saturating_sub(self.t0.elapsed());
+        let mut notified = 0;
+        for (handle, slot) in handles.into_iter().zip(slots) {
+            let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown);
+            notified += u64::from(handle.notify(frame::text_frame(&text)));
+        }
+        self.coordinator.registry.tally().notified.fetch_add(notified, Ordering::AcqRel);
+    }
+
+    /// Waits for the close frames to be acknowledged; at the drain's deadline those that
+    /// have not sent theirs do so at once. Returns whether everybody is gone.
+    async fn close(&self) -> bool {
+        let Coordinator { registry, deadlines, log, .. } = self.coordinator;
+        let gone =
+            self.until(deadlines.drain, registry.until(|registry| registry.is_empty())).await;
+        if gone {
+            return true;
+        }
+        for handle in registry.handles() {
+            if handle.progress() == Progress::Drained {
+                handle.order(Order::Finish);
+            }
+        }
+        // What was accepted is committed while the last clients are waited for.
+        let flush = async {
+            if let Some(log) = log {
+                log.flush().await;
+            }
+        };
+        let gone = self
+            .until(deadlines.close, async {
+                let everybody = registry.until(|registry| registry.is_empty());
+                let ((), ()) = tokio::join!(everybody, flush);
+            })
+            .await;
+        gone || registry.is_empty()
+    }
+
+    fn terminate(&self, handles: &[Arc<Handle>]) {
+        let registry = &self.coordinator.registry;
+        let terminated: Vec<_> = handles
+            .iter()
+            .map(|handle| {
+                let unanswered = handle.requests.pending() > 0;
+                let reason = if unanswered { "request_unanswered" } else { "not_drained" };
+                (reason, registry.terminated(handle.clone()))
+            })
+            .collect();
+        self.scene().terminated(registry.len() as u64, &terminated);
+        for handle in handles {
+            handle.order(Order::Terminate);
+        }
+    }
+
+    fn scene(&self) -> Scene<'_> {
+        self.coordinator.scene(self.trigger, self.t0)
+    }
+
+    async fn finish(self, everybody_gone: bool) -> Outcome {
+        let Coordinator { registry, deadlines, log, phase, metrics, .. } = self.coordinator;
+        let committed = async {
+            match log {
+                Some(log) if everybody_gone => log.close().await,
+                Some(log) => log.flush().await,
+                None => {}
+            }
+        };
+        let log_flushed = self.until(deadlines.close, committed).await;
+        if let Some(timeline) = &mut *self.coordinator.status.0.lock() {
+            timeline.log_flushed = log_flushed;
+        }
+        let left = deadlines.close.saturating_sub(self.t0.elapsed());
+        // Those for whose close frame the kernel had no room.
+        let given_up: Vec<_> =
+            registry.take_given_up().into_iter().map(|lost| ("not_drained", lost)).collect();
+        self.scene().terminated(registry.len() as u64, &given_up);
+        let remaining = registry.handles();
+        let mut report = self.report();
+        if remaining.is_empty() && log_flushed {
+            phase.advance(Phase::Complete);
+            metrics.set_phase(Phase::Complete);
+            self.scene().complete(&report);
+        } else {
+            phase.advance(Phase::ForceExit);
+            metrics.set_phase(Phase::ForceExit);
+            let unacked = remaining.len() as u64;
+            registry.tally().unacked_close.fetch_add(unacked, Ordering::AcqRel);
+            let terminated: Vec<_> = remaining
+                .into_iter()
+                .map(|handle| ("close_unacked", registry.terminated(handle)))
+                .collect();
+            self.scene().terminated(unacked, &terminated);
+            report = self.report();
+            report.exit_code = 1;
+            self.scene().force_exit(&report, unacked);
+        }
+        report.publish(metrics);
+        Outcome { report, left }
+    }
+
+    fn report(&self) -> Report {
+        let timeline = *self.coordinator.status.0.lock();
+        let fallback = Timeline {
+            t0: self.t0,
+            phase: Phase::StopAccepting,
+            clients_at_start: 0,
+            times: PhaseTimes::default(),
+            log_flushed: false,
+        };
+        timeline.unwrap_or(fallback).report(&self.coordinator.registry)
+    }
+
+    /// Waits for `event`, at most until `deadline` from `t0`; returns whether it came.
+    async fn until(&self, deadline: Duration, event: impl Future<Output = ()>) -> bool {
+        tokio::select! {
+            biased;
+            () = event => true,
+            () = sleep_until(self.t0 + deadline) => false,
+        }
+    }
+
+    fn enter(&self, phase: Phase, deadline: Duration, clients: usize) -> Instant {
+        self.enter_with(phase, deadline, clients as u64)
+    }
+
+    fn enter_with(&self, phase: Phase, deadline: Duration, clients: u64) -> Instant {
+        self.coordinator.metrics.set_phase(phase);
+        if let Some(timeline) = &mut *self.coordinator.status.0.lock() {
+            timeline.phase = phase;
+        }
+        self.scene().phase(phase, deadline, clients);
+        Instant::now()
+    }
+
+    fn took(&self, began: Instant, time: impl FnOnce(&mut PhaseTimes) -> &mut Duration) {
+        if let Some(timeline) = &mut *self.coordinator.status.0.lock() {
+            // Never zero: zero means that the phase is still to come.
+            *time(&mut timeline.times) = began.elapsed().max(Duration::from_nanos(1));
+        }
+    }
+}
