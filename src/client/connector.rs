@@ -214,7 +214,7 @@ pub(super) struct Attempt {
 pub(super) async fn open<C: Connector>(
     connector: Arc<C>,
     attempt: Attempt,
-) -> Result<Link<C::Io>, Failure> {
+) -> Result<Box<Link<C::Io>>, Failure> {
     let timeout = attempt.timeout;
     tokio::time::timeout(timeout, session(connector, attempt))
         .await
@@ -224,7 +224,7 @@ pub(super) async fn open<C: Connector>(
 async fn session<C: Connector>(
     connector: Arc<C>,
     attempt: Attempt,
-) -> Result<Link<C::Io>, Failure> {
+) -> Result<Box<Link<C::Io>>, Failure> {
     let token = attempt.token.get().await.map_err(Failure::Token)?;
     if token.is_some() && token == attempt.refused_token {
         return Err(Failure::Token("the provider gave the token that was refused".into()));
@@ -238,7 +238,7 @@ async fn session<C: Connector>(
         .await
         .map_err(|error| Failure::from_ws(&error))?;
     let shown = attempt.endpoint.shown.clone();
-    Link::welcomed(attempt.link, attempt.index, shown, socket, token).await
+    Link::welcomed(attempt.link, attempt.index, shown, socket, token).await.map(Box::new)
 }
 
 #[cfg(test)]

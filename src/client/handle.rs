@@ -259,6 +259,7 @@ impl Client {
     }
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "takes what matched nothing")]
 fn unexpected(answer: Option<ServerMessage>) -> Error {
     let kind = answer.as_ref().map_or("nothing", ServerMessage::kind);
     Error::Protocol(format!("the answer is {kind:?}"))

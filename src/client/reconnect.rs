@@ -80,7 +80,7 @@ impl<C: Connector> Task<C> {
     }
 
     /// An attempt is over.
-    pub(super) fn connected(&mut self, result: Result<Link<C::Io>, Failure>) {
+    pub(super) fn connected(&mut self, result: Result<Box<Link<C::Io>>, Failure>) {
         let now = Instant::now();
         let link = match result {
             Ok(link) => link,

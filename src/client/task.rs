@@ -53,7 +53,7 @@ pub(super) struct Settings {
     pub(super) seed: Option<u64>,
 }
 
-pub(super) type Connecting<S> = Pin<Box<dyn Future<Output = Result<Link<S>, Failure>> + Send>>;
+pub(super) type Connecting<S> = Pin<Box<dyn Future<Output = Result<Box<Link<S>>, Failure>> + Send>>;
 pub(super) type Refreshing =
     Pin<Box<dyn Future<Output = Result<Option<Arc<str>>, Arc<str>>> + Send>>;
 
@@ -72,7 +72,7 @@ pub(super) struct Task<C: Connector> {
     state: watch::Sender<State>,
     pub(super) first: Option<First>,
 
-    pub(super) links: Vec<Link<C::Io>>,
+    pub(super) links: Vec<Box<Link<C::Io>>>,
     pub(super) current: Option<u64>,
     pub(super) connecting: Option<Connecting<C::Io>>,
     /// The endpoint of that attempt.
@@ -104,7 +104,7 @@ pub(super) struct Task<C: Connector> {
 enum Wake<S> {
     Command(Option<Command>),
     Link(u64, LinkEvent),
-    Connected(Result<Link<S>, Failure>),
+    Connected(Result<Box<Link<S>>, Failure>),
     Token(Result<Option<Arc<str>>, Arc<str>>),
     Room(bool),
     Timer,
@@ -208,12 +208,12 @@ impl<C: Connector> Task<C> {
     }
 
     pub(super) fn link(&mut self, id: u64) -> Option<&mut Link<C::Io>> {
-        self.links.iter_mut().find(|link| link.id == id)
+        self.links.iter_mut().map(|link| &mut **link).find(|link| link.id == id)
     }
 
     pub(super) fn current_link(&self) -> Option<&Link<C::Io>> {
         let id = self.current?;
-        self.links.iter().find(|link| link.id == id)
+        self.links.iter().map(|link| &**link).find(|link| link.id == id)
     }
 
     pub(super) fn emit(&mut self, event: Event) {
@@ -366,7 +366,11 @@ impl<C: Connector> Task<C> {
 }
 
 /// Polls every link; the first that has something wins.
-fn poll_links<S>(links: &mut [Link<S>], cx: &mut Context<'_>, read: bool) -> Poll<(u64, LinkEvent)>
+fn poll_links<S>(
+    links: &mut [Box<Link<S>>],
+    cx: &mut Context<'_>,
+    read: bool,
+) -> Poll<(u64, LinkEvent)>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {

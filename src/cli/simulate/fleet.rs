@@ -170,9 +170,8 @@ async fn count_sessions(mut events: Events, tally: Arc<Tally>) {
     while let Some(event) = events.next().await {
         match event {
             Event::State(state) if state.session.is_some() && state.session != session => {
-                if std::mem::replace(&mut session, state.session).is_some() {
-                    tally.reconnected();
-                }
+                let before = std::mem::replace(&mut session, state.session);
+                before.is_some().then(|| tally.reconnected());
             }
             Event::Refused(refused) => tally.refused(&refused),
             _ => {}

@@ -96,7 +96,7 @@ pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
         (None, None) => "demo".to_owned(),
     };
     let identity = Identity::new(&args, &room)?;
-    let tally = Arc::new(Tally::new(args.seed));
+    let tally = Arc::new(Tally::new());
     let (stop, stopped) = watch::channel(false);
     let observer = report::observe(&identity, &room, tally.clone()).await?;
     let fleet = Fleet { room: room.into(), tally: tally.clone(), identity, args, stopped };

@@ -145,11 +145,8 @@ mod tests {
                 assert!((0.0..360.0).contains(&heading), "{heading}");
                 assert!((0.0..=16.0).contains(&speed), "{speed}");
                 assert!(way(last.heading.unwrap(), heading).abs() <= 26.0, "no spins");
-                if speed == 0.0 {
-                    stood += 1
-                } else {
-                    moved += 1
-                }
+                stood += u32::from(speed == 0.0);
+                moved += u32::from(speed != 0.0);
                 last = fix;
             }
             assert!(moved > 1800 && stood > 60, "{moved} {stood}");

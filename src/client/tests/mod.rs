@@ -90,6 +90,7 @@ impl Servers {
     async fn accept(&mut self) -> Session {
         let (port, stream) = self.stream().await;
         let mut seen = (String::new(), None);
+        #[allow(clippy::result_large_err, reason = "the library's callback")]
         let see = |request: &Request, response: Response| {
             let authorization = request.headers().get("authorization");
             seen.0 = request.uri().to_string();

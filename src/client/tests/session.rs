@@ -296,7 +296,8 @@ async fn a_reader_that_stops_stops_the_socket_and_nothing_is_lost() {
     assert!(stuck.is_err(), "the socket takes no more");
     tokio::time::sleep(secs(600)).await;
     assert!(servers.quiet_for(secs(1)).await, "the silence is not the server's");
-    let (mut session, seen) = tokio::join!(server, seqs(&mut events, SENT as usize));
+    let (mut session, seen) =
+        tokio::join!(server, seqs(&mut events, usize::try_from(SENT).unwrap()));
     assert!(seen.into_iter().eq(1..=SENT));
     assert!(!client.state().borrow().stale);
     session.event("r", SENT + 1).await;
