@@ -5,6 +5,7 @@
 
 pub mod handle;
 mod handlers;
+mod holding;
 mod past;
 pub mod registry;
 pub mod services;
@@ -14,6 +15,6 @@ mod upload;
 
 pub use handle::{Handle, Order, Progress};
 pub use registry::{Registered, Registry, Tally, Terminated};
-pub use services::{Services, Settings};
+pub use services::{LogSlot, Services, Settings};
 pub use session::Session;
 pub use task::{Connection, Entry};

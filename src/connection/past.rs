@@ -48,8 +48,10 @@ impl Session {
             max_bytes: max_frame_out.saturating_sub(HISTORY_RESERVE),
             cursor: asked.cursor.map(Into::into),
         };
+        let Some(log) = self.services.log.get().cloned() else {
+            return Err((HandlerError::internal(), Some(admitted)));
+        };
         let reading = Reading::begin(&self.in_flight);
-        let log = self.services.log.clone();
         tokio::spawn(answer_history(log, query, admitted.keep(), max_frame_out, reading));
         Ok(())
     }
@@ -105,13 +107,16 @@ impl Session {
             Ok(allowed) => allowed,
             Err(error) => return refuse(error, admitted),
         };
+        let Some(log) = self.services.log.get().cloned() else {
+            return refuse(HandlerError::internal(), admitted);
+        };
         self.upload = Some(Upload::new(
             id,
             rooms,
             vehicle,
             admitted.keep(),
             self.queue().clone(),
-            self.services.log.clone(),
+            log,
             self.services.settings.max_frame_out,
         ));
         // The task plans its next tick anew: silence has to be noticed.
@@ -140,6 +145,7 @@ impl Session {
                 Err(error) => upload.reject(index, WireError::from(error).message().to_owned()),
             }
         }
+        let Some(log) = self.services.log.get() else { return Err(HandlerError::internal()) };
         let chunk = upload.chunk(taken.len());
         self.in_flight.fetch_add(taken.len(), Ordering::AcqRel);
         for (vehicle, sent) in taken {
@@ -147,7 +153,7 @@ impl Session {
             let queue = self.queue().clone();
             let fix = sent.position.timestamp.unwrap_or(now);
             let of = vehicle.clone();
-            self.services.log.append(Append {
+            log.append(Append {
                 rooms: upload.rooms.clone(),
                 vehicle,
                 client: self.identity.client_id.clone(),

@@ -18,6 +18,7 @@ use crate::auth::Identity;
 use crate::ids::RoomId;
 use crate::limits::{MessageRate, Suppressor};
 use crate::outgoing::{Queue, Weight};
+use crate::plane::Held;
 use crate::protocol::client::Mode;
 use crate::protocol::error::WireError;
 use crate::protocol::{RequestId, frame, server};
@@ -47,8 +48,12 @@ pub struct Session {
     pub(super) rooms: FxHashMap<RoomId, Membership>,
     pub(super) joining: Joining,
     pub(super) in_flight: Arc<AtomicUsize>,
-    /// Messages that wait behind a join whose room is being loaded.
-    pub(super) held: VecDeque<Box<str>>,
+    /// Messages that wait for the plane, or behind a join whose room is being loaded.
+    pub(super) held: Held,
+    /// The plane was seen paused: its end has to be told.
+    pub(super) paused: bool,
+    /// Notifications that came or waited too late, in a pause that the shutdown outlasted.
+    pub(super) lost_notifications: u64,
     pub(super) messages_in: u64,
     pub(super) upload: Option<Upload>,
     pub(super) tombstones: VecDeque<RequestId>,
@@ -89,6 +94,7 @@ impl Session {
             dedup_window_ms: millis(settings.dedup_window),
         });
         handle.queue.push(frame::text_frame(&welcome), Weight::Free);
+        let held = Held::new(services.plane.clone());
         Self {
             rate,
             errors: Suppressor::default(),
@@ -98,7 +104,9 @@ impl Session {
             rooms: FxHashMap::default(),
             joining: Joining::default(),
             in_flight: Arc::new(AtomicUsize::new(0)),
-            held: VecDeque::new(),
+            held,
+            paused: false,
+            lost_notifications: 0,
             messages_in: 0,
             upload: None,
             tombstones: VecDeque::new(),
@@ -141,14 +149,9 @@ impl Session {
         }
     }
 
-    /// Whether messages have to wait for a join.
-    pub(super) fn is_held(&self) -> bool {
-        !self.joining.lock().is_empty()
-    }
-
     /// Whether the log has enough to do with this connection.
     pub(super) fn is_busy(&self) -> bool {
-        self.in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT || self.held.len() >= MAX_IN_FLIGHT
+        self.in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT
     }
 
     /// Warns of the token's end, once, and says when to look again.

@@ -313,13 +313,15 @@ impl Connection {
         if self.end.is_some() {
             return false;
         }
-        if let Some(session) = &mut self.session
-            && !session.held.is_empty()
+        let mut progress = false;
+        if matches!(self.stage, Stage::Open | Stage::Finishing)
+            && let Some(session) = &mut self.session
+            && (session.paused || !session.held.is_empty())
         {
-            session.release_held();
+            progress = session.release_held();
         }
         if !self.may_read() {
-            return false;
+            return progress;
         }
         if self.stashed {
             self.stashed = false;
@@ -330,7 +332,7 @@ impl Connection {
         SCRATCH.with_borrow_mut(|scratch| {
             let socket = self.handle().socket.clone();
             match socket.poll_read_into(cx, scratch) {
-                Poll::Pending => false,
+                Poll::Pending => progress,
                 Poll::Ready(Ok(0)) => {
                     self.peer_gone("end of stream");
                     true
@@ -515,8 +517,10 @@ impl Connection {
             let Some(member) = member.copied() else { continue };
             let replayer =
                 Replayer { queue: queue.clone(), feed, mode: member.mode, flat: member.flat };
-            let (hub, log) = (self.services.hub.clone(), self.services.log.clone());
-            tokio::spawn(replayer.read(hub, log, asked));
+            let hub = self.services.hub.clone();
+            if let Some(log) = self.services.log.get().cloned() {
+                tokio::spawn(replayer.read(hub, log, asked));
+            }
         }
     }
 
@@ -565,7 +569,10 @@ impl Connection {
             handle.queue.stop_listening();
             self.stage = Stage::Finishing;
         }
-        if self.stage == Stage::Finishing && self.handle().queue.is_empty() {
+        // Held notifications have nobody to tell: they wait for the plane as long as there is
+        // time.
+        let waits = self.session.as_ref().is_some_and(|session| !session.held.is_empty());
+        if self.stage == Stage::Finishing && !waits && self.handle().queue.is_empty() {
             self.close(Close::ShuttingDown, now);
         }
     }
@@ -578,7 +585,7 @@ impl Connection {
         if close == Close::ShuttingDown {
             if let Some(session) = &mut self.session {
                 session.undo_joins();
-                session.refuse_held();
+                session.settle_held();
             }
             queue.take_lane(&mut self.batch);
             self.registered.set_closing();
@@ -698,7 +705,10 @@ impl Connection {
         {
             match session.check_expiry(UnixMillis::now()) {
                 Expiry::In(time) => next = next.min(now.saturating_add(ms(time).max(1))),
-                Expiry::Over => self.close(Close::TokenExpired, now),
+                Expiry::Over => {
+                    session.forbid_held();
+                    self.close(Close::TokenExpired, now);
+                }
                 Expiry::Never => {}
             }
         }
@@ -750,6 +760,10 @@ impl Drop for Connection {
             }
         }
         if let Some(session) = &mut self.session {
+            let lost = session.lost_notifications + session.held.give_up() as u64;
+            if let Some(tally) = self.registered.registry().tally_if_stopping() {
+                tally.held_notifications_dropped(lost);
+            }
             session.end(end.leave);
         }
         let client = handle.client.as_ref().map_or("", |client| client.as_str());

@@ -16,6 +16,7 @@ use crate::protocol::client::{Mode, Since};
 use crate::protocol::envelope::RequestId;
 use crate::protocol::page::PageBuilder;
 use crate::protocol::{frame, server};
+use crate::telemetry::metrics::ResumeOutcome;
 use crate::time::UnixMillis;
 
 /// Called when a join has been answered.
@@ -124,10 +125,17 @@ impl Room {
             members.presence.join(&join.client, join.queue.conn());
         }
         let announce = members.wants_announcing();
-        let resume = join.since.as_ref().filter(|since| {
-            since.epoch == log.epoch && (self.trimmed_to..=log.head).contains(&since.seq)
+        let resumed = join.since.as_ref().map(|since| {
+            if since.epoch != log.epoch || since.seq > log.head {
+                ResumeOutcome::Unknown
+            } else if since.seq < self.trimmed_to {
+                ResumeOutcome::TooOld
+            } else {
+                ResumeOutcome::Recovered
+            }
         });
-        let recovered = resume.is_some() && join.mode.subscribes();
+        let recovered = resumed == Some(ResumeOutcome::Recovered) && join.mode.subscribes();
+        let resume = join.since.as_ref().filter(|_| recovered);
         self.feed.with(|state| {
             let told = Told {
                 id: join.id.as_ref(),
@@ -145,7 +153,7 @@ impl Room {
             }
         });
         (join.done)();
-        Ok(Joined { announce, resumed: join.since.is_some().then_some(recovered) })
+        Ok(Joined { announce, resumed })
     }
 
     /// Lets a connection whose replay failed go on from the head: `room_joined` again,
@@ -254,8 +262,8 @@ impl Members {
 /// What a join led to.
 pub(super) struct Joined {
     pub(super) announce: bool,
-    /// Whether `since` could be honoured, if there was one.
-    pub(super) resumed: Option<bool>,
+    /// What became of `since`, if there was one.
+    pub(super) resumed: Option<ResumeOutcome>,
 }
 
 /// What a leave led to.

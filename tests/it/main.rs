@@ -7,8 +7,11 @@
 )]
 
 mod bad_input;
+mod drain;
 mod floors;
 mod harness;
+mod limits;
 mod past;
 mod protocol;
 mod smoke;
+mod tokens;

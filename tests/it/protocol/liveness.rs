@@ -187,8 +187,7 @@ async fn too_many_events_that_cannot_be_left_out_close_with_4008() {
     let mut vehicle = Client::connect(&server, "bus").await;
     vehicle.join("r").await;
     // Fill what the kernel holds, and more: but positions alone are never too many.
-    publish_until(&server, &mut vehicle, WAITING, 100_000.0)
-        .await;
+    publish_until(&server, &mut vehicle, WAITING, 100_000.0).await;
     for _ in 0..5 {
         let mut crowd = Vec::new();
         for n in 0..100 {
