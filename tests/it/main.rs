@@ -6,7 +6,9 @@
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 
+mod admin;
 mod bad_input;
+mod commands;
 mod drain;
 mod floors;
 mod harness;
