@@ -767,6 +767,11 @@ impl Drop for Connection {
             session.end(end.leave);
         }
         let client = handle.client.as_ref().map_or("", |client| client.as_str());
+        let Some(session) = &self.session else {
+            // It was never opened: that it was refused has been told.
+            self.services.metrics.connections_closed.get(end.code.into()).inc();
+            return;
+        };
         ConnectionClosed {
             session_id: &handle.session_id,
             client_id: client,
@@ -775,7 +780,7 @@ impl Drop for Connection {
             reason: &end.reason,
             initiator: end.initiator,
             duration: self.opened.elapsed(),
-            messages_in: self.session.as_ref().map_or(0, |session| session.messages_in),
+            messages_in: session.messages_in,
             messages_out: self.messages_out,
         }
         .emit(&self.services.metrics);
