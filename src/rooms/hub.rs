@@ -129,7 +129,9 @@ impl Hub {
         loop {
             if let Some(active) = self.get(room) {
                 let limit = self.settings.members_per_room;
-                if limit > 0 && active.connections() >= limit {
+                let full = limit > 0 && active.connections() >= limit;
+                // Whoever is in may join again.
+                if full && !active.has(join.queue.conn()) {
                     return Err(JoinRefused::RoomFull(limit));
                 }
                 match self.join_active(&active, join) {

@@ -103,6 +103,11 @@ impl Room {
         self.members.lock().connections.len()
     }
 
+    /// Whether a connection is in the room.
+    pub(super) fn has(&self, conn: ConnId) -> bool {
+        self.members.lock().connections.contains(&conn)
+    }
+
     /// Lets a connection in: `room_joined` into its lane, then its seat. Returns whether
     /// presence has to be announced.
     pub(super) fn join(
