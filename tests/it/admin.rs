@@ -326,8 +326,8 @@ async fn the_log_level_changes_while_running() {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     assert_eq!(level("info").0, 200);
-    Client::connect(&server, "heard again").await.close().await;
-    server.wait_for_line(|l| l["event"] == "connection.closed" && l["client_id"] == "heard again");
+    Client::connect(&server, "heard-again").await.close().await;
+    server.wait_for_line(|l| l["event"] == "connection.closed" && l["client_id"] == "heard-again");
     assert!(server.lines().iter().all(|line| line["client_id"] != "unheard"));
     server.terminate();
     server.wait();

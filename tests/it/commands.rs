@@ -92,7 +92,7 @@ fn bad_configuration_is_named_with_its_place() {
         ("[log]\nformat = \"xml\"\n", &["milepost.toml:2", "log.format", "xml", "json"]),
         ("[auth]\nmode = \"open\"\n", &["milepost.toml:2", "auth.mode", "open", "jwt", "none"]),
         ("[auth\n", &["milepost.toml:1"]),
-        ("[auth]\nmode = \"none\"\nmode = \"jwt\"\n", &["milepost.toml:3", "mode"]),
+        ("[auth]\nmode = \"none\"\nmode = \"jwt\"\n", &["milepost.toml:3", "duplicate key"]),
     ] {
         std::fs::write(&file, config).unwrap();
         for command in ["serve", "check"] {
@@ -244,6 +244,7 @@ async fn a_second_process_waits_for_the_room_log_and_takes_over() {
     assert_eq!(status, 503, "{ready}");
     assert!(ready.to_string().contains("waiting for the lock on"), "{ready}");
     assert!(ready.to_string().contains("milepost.db"), "{ready}");
+    vehicle.close().await;
     first.terminate();
     assert_eq!(first.wait().code, Some(0));
     second.wait_for("server.ready");

@@ -208,3 +208,29 @@ async fn too_many_events_that_cannot_be_left_out_close_with_4008() {
     let end = tokio::task::spawn_blocking(move || to_close(stream)).await.unwrap();
     assert_eq!(end, Some((4008, "slow consumer".to_owned())));
 }
+
+/// A peer that is gone without a word: nothing is received from it, and nothing that is
+/// sent to it is taken.
+#[tokio::test]
+async fn a_dead_peer_is_given_up_and_its_room_told_why() {
+    let server = Server::builder()
+        .set("limits.message_rate", 0)
+        .set("outgoing.kernel_buffer", "4KiB")
+        .set("outgoing.slow_timeout", "120s")
+        .set("heartbeat.interval", "500ms")
+        .set("heartbeat.timeout", "6s")
+        .start();
+    let _stream = deaf(&server, "dead");
+    let mut witness = Client::connect(&server, "witness").await;
+    witness.join("r").await;
+    let mut vehicle = Client::connect(&server, "bus").await;
+    vehicle.join("r").await;
+    publish_until(&server, &mut vehicle, WAITING, 100_000.0).await;
+    let left = witness.recv_type("member_left").await;
+    assert_eq!(left["payload"]["members"], json!(["dead"]), "{left}");
+    assert_eq!(left["payload"]["reason"], "timeout", "{left}");
+    let line = server.wait_for("connection.closed");
+    assert_eq!(line["client_id"], "dead", "{line}");
+    assert_eq!((&line["code"], &line["initiator"]), (&json!(1006), &json!("server")), "{line}");
+    assert!(line["duration_ms"].as_u64().unwrap() >= 6000, "{line}");
+}
