@@ -47,6 +47,9 @@ const DECODE_BUFFER: usize = 1024;
 /// What is read from a socket at once; one buffer per worker thread.
 const READ_BUFFER: usize = 16 * 1024;
 
+/// The reason that tungstenite puts in place of a close frame with a forbidden code.
+const FORBIDDEN_CODE: &str = "Protocol violation";
+
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER]);
 }
@@ -360,6 +363,7 @@ impl Connection {
             let mut wire = Wire { input: rest, control: &mut self.control };
             let message = self.ws.read(&mut wire);
             rest = wire.input;
+            let mut more = true;
             match message {
                 Ok(Message::Text(text)) => self.receive(&text),
                 Ok(Message::Binary(bytes)) => match std::str::from_utf8(&bytes) {
@@ -368,12 +372,16 @@ impl Connection {
                 },
                 Ok(Message::Close(frame)) => self.peer_closed(frame, now),
                 Ok(_) => {}
-                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => more = false,
                 Err(error) => self.violated(&error, now),
             }
+            // tungstenite hands a pong out in the read after the ping's.
             if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
                 let pong = Bytes::from(std::mem::take(&mut self.control));
                 self.handle().queue.push(pong, Weight::Free);
+            }
+            if !more {
+                break;
             }
         }
     }
@@ -415,6 +423,12 @@ impl Connection {
             self.acked = true;
             self.end = Some(End::closed(close));
             return;
+        }
+        // What tungstenite makes of a code that may not be sent (RFC 6455, 7.4): our own text
+        // goes out instead.
+        if frame.as_ref().is_some_and(|frame| frame.reason.as_str() == FORBIDDEN_CODE) {
+            self.deaf = true;
+            return self.close(Close::ProtocolError, now);
         }
         let (code, reason) = frame.map_or((1005, String::new()), |frame| {
             (u16::from(frame.code), frame.reason.as_str().to_owned())

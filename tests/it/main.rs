@@ -6,8 +6,12 @@
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 
+mod bad_input;
 mod drain;
 mod floors;
 mod harness;
+mod limits;
 mod past;
+mod protocol;
 mod smoke;
+mod tokens;
