@@ -6,6 +6,9 @@
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 
+mod container;
 mod floors;
 mod harness;
+mod old_gateway;
+mod peers;
 mod smoke;
