@@ -135,10 +135,16 @@ async fn a_flat_join_gets_positions_and_nothing_else() {
     observer.join("north").await;
     let mut bus = connect(&server, "bus-1").await;
     bus.join("north").await;
+    // Who joined in the usual way is told of all three. A member that leaves at once would
+    // never be announced.
+    observer
+        .recv_where(|message| {
+            message["type"] == "member_joined" && message.to_string().contains("bus-1")
+        })
+        .await;
     bus.request("location_update", position(60.1, 24.1)).await;
     bus.request("leave_room", json!({ "roomId": "north" })).await;
-    // Who joined in the usual way is told of all three.
-    for kind in ["member_joined", "location_update", "member_left"] {
+    for kind in ["location_update", "member_left"] {
         observer.recv_type(kind).await;
     }
 
@@ -258,6 +264,8 @@ async fn a_second_socket_of_the_same_client_takes_the_rooms_over() {
             joins.extend(message["payload"]["members"].as_array().unwrap().clone());
         }
     }
+    // What changes at about the same time is one announcement, its own joining included.
+    joins.retain(|member| member != "dashboard");
     joins.sort_by_key(ToString::to_string);
     assert_eq!(joins, ["bus-1", "bus-2"], "bus-1 joined once");
     assert_eq!(second.recv_type("location_update").await["payload"]["clientId"], "bus-2");
