@@ -14,11 +14,10 @@ use super::lines::Scene;
 use super::report::{PhaseTimes, Report, ms};
 use super::signals::Trigger;
 use super::slots::{Spread, slots};
-use crate::connection::{Handle, Order, Progress, Registry};
+use crate::connection::{Handle, LogSlot, Order, Progress, Registry};
 use crate::phase::{Phase, PhaseSetter};
 use crate::protocol::frame;
 use crate::protocol::server::{ShutdownReason, server_shutting_down};
-use crate::room_log::RoomLog;
 use crate::rooms::Hub;
 use crate::telemetry::Metrics;
 
@@ -76,8 +75,7 @@ pub struct Coordinator<H> {
     /// The rooms.
     pub hub: Arc<Hub>,
     /// The room log.
-    /// `None` while it is being opened.
-    pub log: Option<Arc<dyn RoomLog>>,
+    pub log: LogSlot,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Returns (a future that ends) when no handshake is pending.
@@ -282,7 +280,9 @@ where
         let mut notified = 0;
         for (handle, slot) in handles.into_iter().zip(slots) {
             let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown);
-            notified += u64::from(handle.notify(frame::text_frame(&text)));
+            // Whom an evacuation has noticed gets no second notice, but has been notified.
+            handle.notify(frame::text_frame(&text));
+            notified += 1;
         }
         self.coordinator.registry.tally().notified.fetch_add(notified, Ordering::AcqRel);
     }
@@ -303,7 +303,7 @@ where
         }
         // What was accepted is committed while the last clients are waited for.
         let flush = async {
-            if let Some(log) = log {
+            if let Some(log) = log.get() {
                 log.flush().await;
             }
         };
@@ -339,7 +339,7 @@ where
     async fn finish(self, everybody_gone: bool) -> Outcome {
         let Coordinator { registry, deadlines, log, phase, metrics, .. } = self.coordinator;
         let committed = async {
-            match log {
+            match log.get() {
                 Some(log) if everybody_gone => log.close().await,
                 Some(log) => log.flush().await,
                 None => {}

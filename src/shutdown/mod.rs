@@ -6,6 +6,7 @@
 //! of everything. Nothing here touches a socket: connections carry out orders.
 
 mod coordinator;
+pub mod evacuation;
 mod lines;
 pub mod report;
 pub mod signals;
@@ -13,6 +14,7 @@ pub mod slots;
 pub mod watchdog;
 
 pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
+pub use evacuation::Evacuation;
 pub use report::Report;
 pub use signals::{Trigger, TriggerSender};
 pub use watchdog::Watchdog;

@@ -11,4 +11,8 @@ mod floors;
 mod harness;
 mod old_gateway;
 mod peers;
+mod drain;
+mod floors;
+mod harness;
+mod past;
 mod smoke;
