@@ -7,12 +7,10 @@
 )]
 
 mod container;
-mod floors;
-mod harness;
-mod old_gateway;
-mod peers;
 mod drain;
 mod floors;
 mod harness;
+mod old_gateway;
 mod past;
+mod peers;
 mod smoke;
