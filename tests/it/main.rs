@@ -7,6 +7,7 @@
 )]
 
 mod container;
+mod control_frames;
 mod drain;
 mod floors;
 mod harness;
