@@ -7,11 +7,15 @@
 )]
 
 mod bad_input;
+mod container;
+mod control_frames;
 mod drain;
 mod floors;
 mod harness;
 mod limits;
+mod old_gateway;
 mod past;
+mod peers;
 mod protocol;
 mod smoke;
 mod tokens;
