@@ -225,6 +225,8 @@ impl Connection {
             _address: address,
         };
         match entry {
+            // The echo of the protocol suite has no session and says nothing of itself.
+            Entry::Welcome(_) if cfg!(feature = "echo") => {}
             Entry::Welcome(identity) => {
                 let (handle, services) = (connection.handle().clone(), connection.services.clone());
                 ConnectionOpened {
@@ -363,8 +365,15 @@ impl Connection {
             let mut wire = Wire { input: rest, control: &mut self.control };
             let message = self.ws.read(&mut wire);
             rest = wire.input;
-            let mut more = true;
+            // Before the message: a pong may be that of a ping in its middle. Also when no
+            // message came: tungstenite answers a ping at its next turn.
+            if !matches!(message, Ok(Message::Close(_))) {
+                self.send_control();
+            }
             match message {
+                Ok(message @ (Message::Text(_) | Message::Binary(_))) if cfg!(feature = "echo") => {
+                    self.echo(message);
+                }
                 Ok(Message::Text(text)) => self.receive(&text),
                 Ok(Message::Binary(bytes)) => match std::str::from_utf8(&bytes) {
                     Ok(text) => self.receive(text),
@@ -372,16 +381,31 @@ impl Connection {
                 },
                 Ok(Message::Close(frame)) => self.peer_closed(frame, now),
                 Ok(_) => {}
-                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => more = false,
+                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => self.violated(&error, now),
             }
-            // tungstenite hands a pong out in the read after the ping's.
-            if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
-                let pong = Bytes::from(std::mem::take(&mut self.control));
-                self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Queues what tungstenite has to say: pongs, mostly.
+    fn send_control(&mut self) {
+        if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
+            let pong = Bytes::from(std::mem::take(&mut self.control));
+            self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Answers a message with itself, in test builds only (see `tests/peers/echo.rs`).
+    fn echo(&mut self, message: Message) {
+        match message {
+            Message::Text(text) => {
+                self.handle().queue.push(frame::text_frame(&text), Weight::Free);
             }
-            if !more {
-                break;
+            // The server itself never sends one; it leaves with the control frames.
+            binary => {
+                let mut wire = Wire { input: &[], control: &mut self.control };
+                let _ = self.ws.write(&mut wire, binary);
+                self.send_control();
             }
         }
     }

@@ -9,11 +9,15 @@
 mod admin;
 mod bad_input;
 mod commands;
+mod container;
+mod control_frames;
 mod drain;
 mod floors;
 mod harness;
 mod limits;
+mod old_gateway;
 mod past;
+mod peers;
 mod protocol;
 mod smoke;
 mod tokens;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
@@ -117,8 +117,10 @@ impl Client {
 
     /// The next thing that comes (pings and pongs aside).
     pub async fn see(&mut self) -> Seen {
+        // Pings do not prolong it.
+        let deadline = Instant::now() + PATIENCE;
         loop {
-            let next = timeout(PATIENCE, self.ws.next()).await.expect("nothing came");
+            let next = timeout_at(deadline, self.ws.next()).await.expect("nothing came");
             return match next {
                 None | Some(Err(_)) => Seen::End,
                 Some(Ok(Message::Text(text))) => {
