@@ -217,9 +217,9 @@ async fn refused_connections_do_not_count_as_open() {
         assert_eq!(client.see().await, missing);
     }
     let closed = r#"milepost_connections_closed_total{code="4001"}"#;
-    let deadline = std::time::Instant::now() + crate::harness::PATIENCE;
+    let deadline = tokio::time::Instant::now() + crate::harness::PATIENCE;
     while metrics(server.admin)[closed] < 3.0 {
-        assert!(std::time::Instant::now() < deadline, "the closes are not counted");
+        assert!(tokio::time::Instant::now() < deadline, "the closes are not counted");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     let now = metrics(server.admin);

@@ -93,6 +93,9 @@ async fn who_reads_nothing_for_too_long_is_closed_with_4008() {
     let server = small_queues().set("outgoing.slow_timeout", "1s").start();
     let mut witness = Client::connect(&server, "witness").await;
     witness.join("r").await;
+    let witness = tokio::spawn(async move {
+        witness.recv_where(|m| m["payload"]["vehicleId"] == "last").await;
+    });
     let stream = deaf(&server, "slow");
     let mut vehicle = Client::connect(&server, "bus").await;
     vehicle.join("r").await;
@@ -105,7 +108,7 @@ async fn who_reads_nothing_for_too_long_is_closed_with_4008() {
     assert_eq!((&line["code"], &line["initiator"]), (&json!(4008), &json!("server")), "{line}");
     // Nobody else has noticed: the witness has them all.
     vehicle.publish(position_with(json!({ "vehicleId": "last" }))).await;
-    witness.recv_where(|m| m["payload"]["vehicleId"] == "last").await;
+    witness.await.unwrap();
 }
 
 /// Reads to the close frame.
