@@ -358,6 +358,7 @@ impl Connection {
             let mut wire = Wire { input: rest, control: &mut self.control };
             let message = self.ws.read(&mut wire);
             rest = wire.input;
+            let mut more = true;
             match message {
                 Ok(Message::Text(text)) => self.receive(&text),
                 Ok(Message::Binary(bytes)) => match std::str::from_utf8(&bytes) {
@@ -366,12 +367,16 @@ impl Connection {
                 },
                 Ok(Message::Close(frame)) => self.peer_closed(frame, now),
                 Ok(_) => {}
-                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => more = false,
                 Err(error) => self.violated(&error, now),
             }
+            // A pong is handed out by the read after its ping, which may be the last.
             if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
                 let pong = Bytes::from(std::mem::take(&mut self.control));
                 self.handle().queue.push(pong, Weight::Free);
+            }
+            if !more {
+                break;
             }
         }
     }
@@ -536,9 +541,12 @@ impl Connection {
             }
             self.registered.set_drained();
             handle.queue.stop_listening();
+            // What is in the queue now goes out first. Not what comes: a client that goes on
+            // sending requests would never leave an empty queue behind.
+            handle.queue.set_mark();
             self.stage = Stage::Finishing;
         }
-        if self.stage == Stage::Finishing && self.handle().queue.is_empty() {
+        if self.stage == Stage::Finishing && self.handle().queue.passed_mark() {
             self.close(Close::ShuttingDown, now);
         }
     }

@@ -8,4 +8,5 @@
 
 mod floors;
 mod harness;
+mod shutdown;
 mod smoke;
