@@ -16,10 +16,11 @@ use tokio::time::Instant;
 use crate::admin::{self, Guard, Probe, Readiness, TokenFileError, queue_totals};
 use crate::auth::{self, AuthSetupError, Authenticator};
 use crate::config::{self, Config};
-use crate::connection::{self, Registry, Services};
+use crate::connection::{self, LogSlot, Registry, Services};
 use crate::limits::{self, Addresses, HandshakeRate, TrustedProxies};
 use crate::listener::{Front, Handshakes, Listener, Origins, Pages, bind};
 use crate::phase::{self, PhaseSetter, PhaseWatch};
+use crate::plane::{Budgets, Hold, Plane};
 use crate::protocol::position::{ExtraFields, PositionRules};
 use crate::room_log::{self, Embedded, Lock, LockError, LogEvent, OpenError, RoomLog};
 use crate::rooms::{self, Announcer, Distributor, Hub};
@@ -93,6 +94,7 @@ pub struct Server {
     announcer: Announcer,
     phase: PhaseSetter,
     watch: PhaseWatch,
+    plane: Arc<Plane>,
     readiness: Arc<Readiness>,
 }
 
@@ -125,10 +127,12 @@ impl Server {
             None => None,
         };
         let (phase, watch) = phase::channel();
-        // The epoch and the head follow when the room log is open.
-        let (hub, announcer) = Hub::new(room_settings(&config), "".into(), 0);
+        let (hub, announcer) = Hub::new(room_settings(&config), context.metrics.clone());
+        let plane = Arc::new(Plane::new(budgets(&config.plane), context.metrics.clone()));
+        plane.hold(Hold::Startup, "opening the room log");
         Ok(Self {
-            readiness: Arc::new(Readiness::new(watch.clone())),
+            readiness: Arc::new(Readiness::new(watch.clone(), plane.clone())),
+            plane,
             registry: Arc::default(),
             config,
             context,
@@ -168,15 +172,17 @@ impl Server {
     ) -> Result<Outcome, StartError> {
         let started = Instant::now();
         let (public, admin) = self.addresses()?;
-        let Self { config, context, registry, hub, phase, watch, readiness, auth, .. } = self;
+        let Self { config, context, registry, hub, phase, watch, plane, readiness, auth, .. } =
+            self;
         let Context { instance_id, metrics, log_level, pages, triggers: stop, watchdog } = context;
         let status = Status::default();
         let handshakes = Arc::new(Handshakes::default());
-        scrape(&metrics, &registry, &hub);
+        scrape(&metrics, &registry, &hub, &plane);
         Listening { public, admin: Some(admin) }.emit(&metrics);
         let state = admin::State {
             registry: registry.clone(),
             hub: hub.clone(),
+            plane: plane.clone(),
             readiness: readiness.clone(),
             metrics: metrics.clone(),
             shutdown: status.clone(),
@@ -190,11 +196,12 @@ impl Server {
         // Up before the room log is: readiness says what is waited for.
         admin::spawn(self.admin, self.metrics_port, self.guard, state)?;
 
-        let mut coordinator = Coordinator {
+        let log = LogSlot::default();
+        let coordinator = Coordinator {
             registry: registry.clone(),
             phase,
             hub: hub.clone(),
-            log: None,
+            log: log.clone(),
             metrics: metrics.clone(),
             no_handshakes: {
                 let handshakes = handshakes.clone();
@@ -209,22 +216,15 @@ impl Server {
             status,
         };
         let (log_events, events) = mpsc::unbounded_channel();
-        let opened = tokio::select! {
-            log = open_log(&config.room_log, &readiness, log_events) => log?,
-            Some(trigger) = triggers.recv() => return Ok(coordinator.run(trigger, triggers).await),
-        };
-        let log: Arc<dyn RoomLog> = Arc::new(opened);
-        hub.set_epoch(log.epoch());
-        coordinator.log = Some(log.clone());
-
-        let distributor = Distributor::new(hub.clone(), metrics.clone(), events, readiness.clone());
+        let distributor = Distributor::new(hub.clone(), metrics.clone(), events, plane.clone());
         tokio::spawn(distributor.run());
         tokio::spawn(self.announcer.run());
         tokio::spawn(registry.clone().sweep());
         tokio::spawn(expire(hub.clone()));
         let services = Arc::new(Services {
-            hub,
-            log,
+            hub: hub.clone(),
+            log: log.clone(),
+            plane: plane.clone(),
             auth,
             metrics,
             phase: watch,
@@ -240,7 +240,7 @@ impl Server {
             max_connections: config.server.max_connections,
             origins: origins(&config),
             pages,
-            readiness: readiness.clone(),
+            readiness,
             started,
         };
         let listener = Listener {
@@ -251,7 +251,15 @@ impl Server {
             handshakes,
         };
         tokio::spawn(listener.run());
-        readiness.set_startup(None);
+
+        // Clients may connect meanwhile; what they ask for is held.
+        let opened = tokio::select! {
+            opened = open_log(&config.room_log, &plane, log_events) => opened?,
+            Some(trigger) = triggers.recv() => return Ok(coordinator.run(trigger, triggers).await),
+        };
+        hub.set_epoch(opened.epoch());
+        log.set(Arc::new(opened));
+        plane.release(Hold::Startup);
         tracing::info!(event = "server.ready", "ready");
         match triggers.recv().await {
             Some(trigger) => Ok(coordinator.run(trigger, triggers).await),
@@ -263,7 +271,7 @@ impl Server {
 
 async fn open_log(
     config: &config::RoomLog,
-    readiness: &Readiness,
+    plane: &Plane,
     events: mpsc::UnboundedSender<LogEvent>,
 ) -> Result<Embedded, StartError> {
     let path = config.path.clone();
@@ -271,12 +279,12 @@ async fn open_log(
         Err(LockError::Held { .. }) => {
             let text = format!("waiting for the lock on {}", path.display());
             tracing::info!(event = "room_log.waiting", "room log: {text}");
-            readiness.set_startup(Some(text));
+            plane.hold(Hold::Startup, text);
             Lock::acquire(&path, config.lock_wait.saturating_sub(LOCK_GLANCE)).await?
         }
         lock => lock?,
     };
-    readiness.set_startup(Some(format!("opening {}", path.display())));
+    plane.hold(Hold::Startup, format!("opening {}", path.display()));
     let settings = log_settings(config);
     let opened = tokio::task::spawn_blocking(move || Embedded::open(lock, &settings, events));
     let log = opened.await.map_err(std::io::Error::other)??;
@@ -299,18 +307,29 @@ async fn expire(hub: Arc<Hub>) {
 }
 
 /// Figures that nobody counts as they go are set at each scrape.
-fn scrape(metrics: &Metrics, registry: &Arc<Registry>, hub: &Arc<Hub>) {
-    let (registry, hub) = (registry.clone(), hub.clone());
+fn scrape(metrics: &Metrics, registry: &Arc<Registry>, hub: &Arc<Hub>, plane: &Arc<Plane>) {
+    let (registry, hub, plane) = (registry.clone(), hub.clone(), plane.clone());
     metrics.on_scrape(move |metrics| {
         let (rooms, members) = hub.counts();
         let queues = queue_totals(&registry);
+        plane.scrape(metrics);
         set(&metrics.rooms, rooms);
         set(&metrics.members, members);
+        set(&metrics.lagging_connections, hub.lagging());
         set(&metrics.outgoing_messages, queues.messages);
         set(&metrics.outgoing_bytes, queues.bytes);
         set(&metrics.outgoing_messages_max, queues.max_messages);
         set(&metrics.outgoing_bytes_max, queues.max_bytes);
     });
+}
+
+fn budgets(config: &config::Plane) -> Budgets {
+    Budgets {
+        requests: config.max_held_requests,
+        notifications: config.max_held_notifications,
+        bytes_per_connection: config.max_held_bytes_per_connection,
+        bytes: config.max_held_bytes,
+    }
 }
 
 fn deadlines(config: &config::Shutdown) -> Deadlines {
@@ -414,6 +433,7 @@ fn connection_settings(config: &Config, instance_id: Arc<str>) -> connection::Se
         message_rate: limits.message_rate,
         message_burst: limits.message_burst,
         rooms_per_connection: limits.rooms_per_connection,
+        upload_idle: limits.upload_idle,
         heartbeat_interval: config.heartbeat.interval,
         heartbeat_timeout: config.heartbeat.timeout,
         high_water: outgoing.high_water,

@@ -25,11 +25,13 @@ use tokio::time::Instant;
 use crate::connection::Registry;
 use crate::listener::{Body, error, json};
 use crate::phase::Phase;
+use crate::plane::{Hold, Plane};
 use crate::rooms::Hub;
 use crate::shutdown::{Status, Trigger, TriggerSender, Watchdog};
 use crate::telemetry::logs::parse_level;
 use crate::telemetry::metrics::CONTENT_TYPE;
 use crate::telemetry::{LogHandle, Metrics};
+use crate::transport::upgrade;
 
 pub use guard::{Guard, TokenFileError};
 pub use readiness::Readiness;
@@ -73,6 +75,8 @@ pub struct State {
     pub registry: Arc<Registry>,
     /// The rooms.
     pub hub: Arc<Hub>,
+    /// The plane, which the operator may pause.
+    pub plane: Arc<Plane>,
     /// Whether traffic is wanted.
     pub readiness: Arc<Readiness>,
     /// Counters.
@@ -168,7 +172,9 @@ fn respond(
     }
     let known = matches!(
         (request.method(), path),
-        (&Method::POST, "/shutdown") | (&Method::PUT, "/log-level")
+        (&Method::POST, "/shutdown")
+            | (&Method::PUT, "/log-level")
+            | (&Method::POST | &Method::DELETE, "/quiesce")
     );
     let Some(guard) = guard.filter(|_| known) else { return not_found() };
     if let Err(refused) = guard.check(peer, request) {
@@ -176,12 +182,14 @@ fn respond(
     }
     match path {
         "/shutdown" => state.shut_down(),
+        "/quiesce" => state.quiesce(request.method() == Method::POST, request.uri().query()),
         _ => state.set_log_level(request),
     }
 }
 
 fn not_found() -> Response<Body> {
-    let text = "GET /livez, /readyz, /metrics, /status; POST /shutdown; PUT /log-level?level=…";
+    let text = "GET /livez, /readyz, /metrics, /status; POST /shutdown; POST, DELETE /quiesce; \
+                PUT /log-level?level=…";
     error(StatusCode::NOT_FOUND, "NOT_FOUND", text)
 }
 
@@ -204,6 +212,13 @@ impl State {
         let (rooms, members) = self.hub.counts();
         let queues = queue_totals(&self.registry);
         let (recovered, reset) = self.hub.resumes();
+        let (requests, notifications, bytes) = self.plane.held();
+        let holds: Vec<_> = self
+            .plane
+            .holds()
+            .into_iter()
+            .map(|(hold, reason)| serde_json::json!({ "hold": hold.name(), "reason": reason }))
+            .collect();
         serde_json::json!({
             "instanceId": &*self.instance_id,
             "version": env!("CARGO_PKG_VERSION"),
@@ -220,9 +235,8 @@ impl State {
             },
             "log": { "epoch": &*self.hub.epoch(), "seq": self.hub.head() },
             "resumes": { "recovered": recovered, "reset": reset },
-            "holds": self.readiness.obstacle().map(|(name, detail)| {
-                serde_json::json!([{ "reason": name, "detail": detail }])
-            }),
+            "holds": holds,
+            "held": { "requests": requests, "notifications": notifications, "bytes": bytes },
             "shutdown": self.shutdown.report(&self.registry),
         })
     }
@@ -234,6 +248,19 @@ impl State {
         // An error means that the coordinator is done: the process ends anyway.
         let _ = self.triggers.send(Trigger::Admin);
         json(StatusCode::ACCEPTED, &serde_json::json!({ "status": "shutting_down" }))
+    }
+
+    fn quiesce(&self, pause: bool, query: Option<&str>) -> Response<Body> {
+        let changed = if pause {
+            let reason = query
+                .and_then(|query| upgrade::query_value(query, "reason"))
+                .unwrap_or_else(|| "asked for through the admin port".to_owned());
+            self.plane.hold(Hold::Operator, reason)
+        } else {
+            self.plane.release(Hold::Operator)
+        };
+        let body = serde_json::json!({ "paused": !self.plane.is_open(), "changed": changed });
+        json(StatusCode::OK, &body)
     }
 
     fn set_log_level(&self, request: &Request<Incoming>) -> Response<Body> {

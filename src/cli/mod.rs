@@ -37,6 +37,8 @@ enum Command {
     Healthcheck(operate::HealthArgs),
     /// Show what the server is doing
     Status(operate::AdminArgs),
+    /// Pause all work on the room log (requests are held), or resume it
+    Quiesce(operate::QuiesceArgs),
 }
 
 /// Where the configuration comes from: a file, then MILEPOST_SECTION__KEY, then --set.
@@ -69,6 +71,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => run_check(&args),
         Command::Healthcheck(args) => operate::healthcheck(&args),
         Command::Status(args) => operate::status(&args),
+        Command::Quiesce(args) => operate::quiesce(&args),
     }
 }
 

@@ -7,6 +7,7 @@ use clap::Args;
 use hyper::http::Method;
 
 use super::{ConfigArgs, USAGE, fail, http, say};
+use crate::admin::Guard;
 
 /// `milepost healthcheck`
 #[derive(Debug, Args)]
@@ -19,6 +20,19 @@ pub(super) struct HealthArgs {
     url: Option<String>,
     #[command(flatten)]
     config: ConfigArgs,
+}
+
+/// `milepost quiesce`
+#[derive(Debug, Args)]
+pub(super) struct QuiesceArgs {
+    /// Let work go on again
+    #[arg(long)]
+    resume: bool,
+    /// Why, for readiness and the log
+    #[arg(long, value_name = "TEXT", conflicts_with = "resume")]
+    reason: Option<String>,
+    #[command(flatten)]
+    admin: AdminArgs,
 }
 
 /// What the operator's commands have in common.
@@ -71,4 +85,50 @@ pub(super) fn status(args: &AdminArgs) -> ExitCode {
         }
         Err(error) => fail(1, format!("{error:#}")),
     }
+}
+
+/// Pauses the plane, or lets it go on.
+pub(super) fn quiesce(args: &QuiesceArgs) -> ExitCode {
+    let method = if args.resume { Method::DELETE } else { Method::POST };
+    let query = args.reason.as_deref().map(|reason| format!("?reason={}", encoded(reason)));
+    change(&args.admin, method, &format!("/quiesce{}", query.unwrap_or_default()))
+}
+
+/// Sends a call that changes something, with the configured token.
+fn change(args: &AdminArgs, method: Method, path: &str) -> ExitCode {
+    let called = || -> Result<String> {
+        let config = args.config.load()?;
+        let token = match (&config.admin.token, &config.admin.token_file) {
+            (Some(token), _) => Some(token.expose().to_owned()),
+            (None, Some(file)) => Some(Guard::read_token(file)?),
+            (None, None) => None,
+        };
+        let base = base(args.url.as_deref(), &args.config)?;
+        let answer = http::request(method, &format!("{base}{path}"), token.as_deref())?;
+        if !answer.status.is_success() {
+            bail!("{}: {}", answer.status, answer.body.trim());
+        }
+        Ok(answer.body)
+    };
+    match called() {
+        Ok(text) => {
+            say(text.trim());
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(1, format!("{error:#}")),
+    }
+}
+
+/// Percent-encodes everything but letters and digits.
+fn encoded(text: &str) -> String {
+    use std::fmt::Write;
+    text.bytes().fold(String::new(), |mut out, byte| {
+        if byte.is_ascii_alphanumeric() {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+        out
+    })
 }

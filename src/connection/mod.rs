@@ -5,13 +5,16 @@
 
 pub mod handle;
 mod handlers;
+mod holding;
+mod past;
 pub mod registry;
 pub mod services;
 pub mod session;
 mod task;
+mod upload;
 
 pub use handle::{Handle, Order, Progress};
 pub use registry::{Registered, Registry, Tally, Terminated};
-pub use services::{Services, Settings};
+pub use services::{LogSlot, Services, Settings};
 pub use session::Session;
 pub use task::{Connection, Entry};

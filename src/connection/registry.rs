@@ -39,9 +39,14 @@ pub struct Tally {
     pub messages_dropped: AtomicU64,
     pub bytes_dropped: AtomicU64,
     pub kernel_unacked_bytes: AtomicU64,
+    pub held_notifications_dropped: AtomicU64,
 }
 
 impl Tally {
+    pub(super) fn held_notifications_dropped(&self, count: u64) {
+        self.held_notifications_dropped.fetch_add(count, Ordering::Relaxed);
+    }
+
     pub(super) fn dropped(&self, backlog: Backlog) {
         self.messages_dropped.fetch_add(backlog.messages, Ordering::Relaxed);
         self.bytes_dropped.fetch_add(backlog.bytes, Ordering::Relaxed);

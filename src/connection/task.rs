@@ -26,10 +26,10 @@ use super::session::{Expiry, Session};
 use crate::auth::Identity;
 use crate::close::Close;
 use crate::limits::AddressSlot;
-use crate::outgoing::{Batch, Weight};
+use crate::outgoing::{Backlog, Batch, Weight};
 use crate::protocol::envelope::EnvelopeError;
 use crate::protocol::frame;
-use crate::rooms::LeaveReason;
+use crate::rooms::{LeaveReason, Replayer};
 use crate::telemetry::events::{ConnectionClosed, ConnectionOpened, Initiator};
 use crate::telemetry::metrics::LadderStep;
 use crate::time::UnixMillis;
@@ -310,13 +310,15 @@ impl Connection {
         if self.end.is_some() {
             return false;
         }
-        if let Some(session) = &mut self.session
-            && !session.held.is_empty()
+        let mut progress = false;
+        if matches!(self.stage, Stage::Open | Stage::Finishing)
+            && let Some(session) = &mut self.session
+            && (session.paused || !session.held.is_empty())
         {
-            session.release_held();
+            progress = session.release_held();
         }
         if !self.may_read() {
-            return false;
+            return progress;
         }
         if self.stashed {
             self.stashed = false;
@@ -327,7 +329,7 @@ impl Connection {
         SCRATCH.with_borrow_mut(|scratch| {
             let socket = self.handle().socket.clone();
             match socket.poll_read_into(cx, scratch) {
-                Poll::Pending => false,
+                Poll::Pending => progress,
                 Poll::Ready(Ok(0)) => {
                     self.peer_gone("end of stream");
                     true
@@ -458,10 +460,7 @@ impl Connection {
             if matches!(self.stage, Stage::Open | Stage::Finishing)
                 && self.batch.bytes() < BATCH_BYTES
             {
-                let queue = self.handle().queue.clone();
-                if queue.take(&mut self.batch, BATCH_BYTES).is_err() {
-                    self.slow(now);
-                }
+                self.take(now);
             }
             self.check_drain(now);
             if self.batch.is_empty() {
@@ -496,6 +495,24 @@ impl Connection {
             }
         }
         progress
+    }
+
+    fn take(&mut self, now: u64) {
+        let queue = self.handle().queue.clone();
+        let mut pages = Vec::new();
+        if queue.take(&mut self.batch, BATCH_BYTES, &mut pages).is_err() {
+            self.slow(now);
+        }
+        for (feed, asked) in pages {
+            let member = self.session.as_ref().and_then(|session| session.rooms.get(feed.room()));
+            let Some(member) = member.copied() else { continue };
+            let replayer =
+                Replayer { queue: queue.clone(), feed, mode: member.mode, flat: member.flat };
+            let hub = self.services.hub.clone();
+            if let Some(log) = self.services.log.get().cloned() {
+                tokio::spawn(replayer.read(hub, log, asked));
+            }
+        }
     }
 
     fn wrote(&mut self, written: usize) {
@@ -546,7 +563,10 @@ impl Connection {
             handle.queue.set_mark();
             self.stage = Stage::Finishing;
         }
-        if self.stage == Stage::Finishing && self.handle().queue.passed_mark() {
+        // Held notifications have nobody to tell: they wait for the plane as long as there is
+        // time.
+        let waits = self.session.as_ref().is_some_and(|session| !session.held.is_empty());
+        if self.stage == Stage::Finishing && !waits && self.handle().queue.passed_mark() {
             self.close(Close::ShuttingDown, now);
         }
     }
@@ -559,7 +579,7 @@ impl Connection {
         if close == Close::ShuttingDown {
             if let Some(session) = &mut self.session {
                 session.undo_joins();
-                session.refuse_held();
+                session.settle_held();
             }
             queue.take_lane(&mut self.batch);
             self.registered.set_closing();
@@ -618,6 +638,7 @@ impl Connection {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let (timeout, slow_timeout) = (ms(settings.heartbeat_timeout), ms(settings.slow_timeout));
         let (max_bytes, max_messages) = (settings.max_bytes as u64, settings.max_messages as u64);
+        let high_water = settings.high_water as u64;
         let mut next = u64::MAX;
 
         if let Some(deadline) = self.close_deadline {
@@ -654,7 +675,11 @@ impl Connection {
             }
             next = next.min(self.last_sent.saturating_add(self.ping_after));
             if let Some(since) = self.blocked_since {
-                let backlog = self.handle().queue.backlog();
+                let queue = &self.handle().queue;
+                if queue.backlog().bytes > high_water {
+                    queue.squeeze();
+                }
+                let backlog = queue.hard_backlog();
                 if now >= since.saturating_add(slow_timeout)
                     || backlog.bytes > max_bytes
                     || backlog.messages > max_messages
@@ -665,13 +690,19 @@ impl Connection {
                 }
             }
         }
+        if let Some(look_again) = self.session.as_mut().and_then(Session::check_upload) {
+            next = next.min(now.saturating_add(ms(look_again).max(1)));
+        }
         if self.stage == Stage::Open
             && !self.handle().requests.is_draining()
             && let Some(session) = &mut self.session
         {
             match session.check_expiry(UnixMillis::now()) {
                 Expiry::In(time) => next = next.min(now.saturating_add(ms(time).max(1))),
-                Expiry::Over => self.close(Close::TokenExpired, now),
+                Expiry::Over => {
+                    session.forbid_held();
+                    self.close(Close::TokenExpired, now);
+                }
                 Expiry::Never => {}
             }
         }
@@ -713,7 +744,9 @@ impl Drop for Connection {
         });
         let handle = self.handle().clone();
         self.end_of_queue();
-        let dropped = self.batch.drop_rest();
+        // The frame in progress is lost as well.
+        let dropped =
+            Backlog { messages: self.batch.len() as u64, bytes: self.batch.bytes() as u64 };
         if let Some(tally) = self.registered.registry().tally_if_stopping() {
             tally.dropped(dropped);
             if handle.progress() == Progress::Closing && self.acked {
@@ -723,6 +756,10 @@ impl Drop for Connection {
             }
         }
         if let Some(session) = &mut self.session {
+            let lost = session.lost_notifications + session.held.give_up() as u64;
+            if let Some(tally) = self.registered.registry().tally_if_stopping() {
+                tally.held_notifications_dropped(lost);
+            }
             session.end(end.leave);
         }
         let client = handle.client.as_ref().map_or("", |client| client.as_str());

@@ -17,6 +17,7 @@ use super::presence::LeaveReason;
 use super::room::{Gone, Join, LogView, Room};
 use crate::ids::{ClientId, ConnId, RoomId};
 use crate::outgoing::{Feed, PositionEvent};
+use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
 /// How long presence changes of a room are collected before they are announced.
@@ -80,6 +81,7 @@ enum Place {
 pub struct Hub {
     places: RwLock<FxHashMap<RoomId, Place>>,
     settings: Settings,
+    metrics: Arc<Metrics>,
     epoch: RwLock<Arc<str>>,
     head: AtomicU64,
     announced: AtomicBool,
@@ -106,15 +108,16 @@ impl Announcer {
 }
 
 impl Hub {
-    /// No rooms yet; the log is at `head` of `epoch`.
+    /// No rooms yet, and no log: [`Hub::set_epoch`] follows when it is open.
     #[must_use]
-    pub fn new(settings: Settings, epoch: Arc<str>, head: u64) -> (Arc<Self>, Announcer) {
+    pub fn new(settings: Settings, metrics: Arc<Metrics>) -> (Arc<Self>, Announcer) {
         let (announcements, due) = mpsc::unbounded_channel();
         let hub = Arc::new(Self {
             places: RwLock::default(),
             settings,
-            epoch: RwLock::new(epoch),
-            head: AtomicU64::new(head),
+            metrics,
+            epoch: RwLock::new("".into()),
+            head: AtomicU64::new(0),
             announced: AtomicBool::new(true),
             announcements,
             resumed: [AtomicUsize::new(0), AtomicUsize::new(0)],
@@ -223,11 +226,18 @@ impl Hub {
     }
 
     /// Makes a room active once the log has loaded it, and answers the joins that waited.
-    pub fn activate(&self, room: &RoomId, seq: u64, newest: Vec<PositionEvent>) {
-        let settings = &self.settings;
-        let feed =
-            Feed::new(room.clone(), seq, newest, settings.tail_bytes, settings.max_frame_out);
-        let active = Arc::new(Room::new(feed));
+    pub fn activate(&self, room: &RoomId, seq: u64, trimmed_to: u64, newest: Vec<PositionEvent>) {
+        let Settings { tail_bytes, max_frame_out, .. } = self.settings;
+        let feed = Feed::new(
+            room.clone(),
+            self.epoch(),
+            seq,
+            newest,
+            tail_bytes,
+            max_frame_out,
+            self.metrics.clone(),
+        );
+        let active = Arc::new(Room::new(feed, trimmed_to));
         let waiting = {
             let mut places = self.places.write();
             match places.get_mut(room) {
@@ -322,18 +332,23 @@ impl Hub {
 
     /// Forgets vehicles whose last fix is too old, in all rooms.
     pub fn expire(&self, now: UnixMillis) {
-        let rooms: Vec<_> = self
-            .places
-            .read()
-            .values()
-            .filter_map(|place| match place {
-                Place::Active(room) => Some(room.clone()),
-                Place::Loading(_) => None,
-            })
-            .collect();
         let oldest = self.settings.oldest_fix(now);
-        for room in rooms {
+        for room in self.active() {
             room.feed().with(|state| state.expire(oldest));
         }
+    }
+
+    /// Connections that lag in a room, summed over the rooms.
+    #[must_use]
+    pub fn lagging(&self) -> usize {
+        self.active().iter().map(|room| room.feed().with(|state| state.lagging())).sum()
+    }
+
+    fn active(&self) -> Vec<Arc<Room>> {
+        let active = |place: &Place| match place {
+            Place::Active(room) => Some(room.clone()),
+            Place::Loading(_) => None,
+        };
+        self.places.read().values().filter_map(active).collect()
     }
 }

@@ -14,11 +14,10 @@ use super::lines::Scene;
 use super::report::{PhaseTimes, Report, ms};
 use super::signals::Trigger;
 use super::slots::{Spread, slots};
-use crate::connection::{Handle, Order, Progress, Registry};
+use crate::connection::{Handle, LogSlot, Order, Progress, Registry};
 use crate::phase::{Phase, PhaseSetter};
 use crate::protocol::frame;
 use crate::protocol::server::{ShutdownReason, server_shutting_down};
-use crate::room_log::RoomLog;
 use crate::rooms::Hub;
 use crate::telemetry::Metrics;
 
@@ -80,8 +79,7 @@ pub struct Coordinator<H> {
     /// The rooms.
     pub hub: Arc<Hub>,
     /// The room log.
-    /// `None` while it is being opened.
-    pub log: Option<Arc<dyn RoomLog>>,
+    pub log: LogSlot,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Returns (a future that ends) when no handshake is pending.
@@ -320,7 +318,7 @@ where
         let everybody = registry.until(|registry| registry.is_empty());
         let flushed = async {
             sleep_until(self.t0 + deadlines.close.saturating_sub(LAST_FLUSH)).await;
-            if let Some(log) = log {
+            if let Some(log) = log.get() {
                 log.flush().await;
             }
         };
@@ -362,7 +360,7 @@ where
 
     async fn finish(self, closed: Closed) -> Outcome {
         let Coordinator { registry, deadlines, log, phase, metrics, .. } = self.coordinator;
-        let log_flushed = match (closed, log) {
+        let log_flushed = match (closed, log.get()) {
             (_, None) => true,
             (Closed::ByAll, Some(log)) => self.until(deadlines.close, log.close()).await,
             (Closed::AtDeadline { log_flushed }, Some(_)) => log_flushed,

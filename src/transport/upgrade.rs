@@ -83,7 +83,9 @@ fn offered_protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         .filter(|protocol| !protocol.is_empty())
 }
 
-fn query_value(query: &str, name: &str) -> Option<String> {
+/// The decoded value of the first `name=…` in a query string.
+#[must_use]
+pub fn query_value(query: &str, name: &str) -> Option<String> {
     query
         .split('&')
         .filter_map(|pair| pair.split_once('='))

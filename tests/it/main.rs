@@ -8,5 +8,6 @@
 
 mod floors;
 mod harness;
+mod past;
 mod shutdown;
 mod smoke;

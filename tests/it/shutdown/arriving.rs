@@ -160,10 +160,8 @@ fn assert_refused(server: &Server) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match TcpStream::connect(server.public) {
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-                return;
-            }
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
             Ok(mut stream) => {
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 let head = raw::handshake_head("/ws", "");
