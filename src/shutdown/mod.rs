@@ -12,6 +12,9 @@ pub mod signals;
 pub mod slots;
 pub mod watchdog;
 
+#[cfg(test)]
+mod tests;
+
 pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
 pub use report::Report;
 pub use signals::{Trigger, TriggerSender};

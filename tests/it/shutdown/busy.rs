@@ -91,8 +91,7 @@ fn publishers_that_go_on_until_their_close_lose_nothing() {
                     let stop = AtomicBool::new(false);
                     let mut writer = peer.second();
                     thread::scope(|scope| {
-                        let writing =
-                            scope.spawn(|| publish_until(&mut writer, &stop, 1000, 20));
+                        let writing = scope.spawn(|| publish_until(&mut writer, &stop, 1000, 20));
                         let (messages, end) = peer.read_to_close();
                         assert_eq!(end, going_away());
                         assert_eq!(notices(&messages), 1);

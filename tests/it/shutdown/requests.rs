@@ -52,7 +52,8 @@ fn one_that_sends_requests_all_through_is_refused_and_leaves_early() {
     let stop = AtomicBool::new(false);
     let mut writer = peer.second();
     let (messages, next, signalled) = thread::scope(|scope| {
-        let asking = scope.spawn(|| ask_until(&mut writer, &stop, first, Duration::from_micros(200)));
+        let asking =
+            scope.spawn(|| ask_until(&mut writer, &stop, first, Duration::from_micros(200)));
         peer.wait_for(|message| message["type"] == "ack");
         let signalled = server.terminate();
         let (messages, end) = peer.read_to_close();
@@ -69,8 +70,7 @@ fn one_that_sends_requests_all_through_is_refused_and_leaves_early() {
     assert_figures(&report, &[("drained", 1), ("acked", 1), ("terminated", 0)]);
 
     let notice = messages.iter().position(|m| m["type"] == "server_shutting_down").unwrap();
-    let refused: Vec<usize> =
-        (0..messages.len()).filter(|at| is_refusal(&messages[*at])).collect();
+    let refused: Vec<usize> = (0..messages.len()).filter(|at| is_refusal(&messages[*at])).collect();
     assert!(refused.len() > 10, "{}", refused.len());
     assert!(refused.iter().all(|at| *at > notice), "nobody is refused before the notice");
     assert_eq!(report["requests_refused"], refused.len());
@@ -249,7 +249,8 @@ fn every_request_of_a_vehicle_is_accounted_for() {
     assert_eq!(server.shutdown_messages(), usual_lines(4));
     let log = room_log(&server);
     let in_log = |n: u64| {
-        let sql = "SELECT count(*) FROM positions WHERE json_extract('{' || body || '}', '$.n') = ?1";
+        let sql =
+            "SELECT count(*) FROM positions WHERE json_extract('{' || body || '}', '$.n') = ?1";
         let count: i64 = log
             .query_row(sql, [n as i64], |row| row.get(0))
             .or_else(|_| {

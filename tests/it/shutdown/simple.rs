@@ -14,7 +14,13 @@ fn without_clients_nothing_is_waited_for() {
     assert_eq!(server.shutdown_messages(), usual_lines(0));
     assert_figures(
         &report,
-        &[("clients_at_start", 0), ("notified", 0), ("drained", 0), ("terminated", 0), ("acked", 0)],
+        &[
+            ("clients_at_start", 0),
+            ("notified", 0),
+            ("drained", 0),
+            ("terminated", 0),
+            ("acked", 0),
+        ],
     );
     assert_eq!(report["level"], "INFO");
     assert_eq!(report["log_flushed"], true);
