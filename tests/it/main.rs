@@ -17,5 +17,6 @@ mod old_gateway;
 mod past;
 mod peers;
 mod protocol;
+mod shutdown;
 mod smoke;
 mod tokens;
