@@ -2,6 +2,7 @@
 //! generated from them.
 
 pub mod check;
+mod demo;
 mod http;
 mod operate;
 mod serve;
@@ -32,6 +33,8 @@ pub struct Cli {
 enum Command {
     /// Run the server; without a file with safe local defaults
     Serve(ConfigArgs),
+    /// Run the server on loopback with a simulated fleet in it: what to try first
+    Demo(demo::DemoArgs),
     /// Drive a fleet, synthetic or recorded, and check that nothing is lost or doubled
     Simulate(simulate::SimulateArgs),
     /// Print the events of rooms, one JSON object a line
@@ -76,6 +79,7 @@ impl ConfigArgs {
 pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Simulate(args) => run_async(simulate::run(args)),
         Command::Watch(args) => run_async(watch::run(args)),
         Command::Token(args) => token::run(&args),

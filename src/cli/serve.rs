@@ -1,6 +1,7 @@
 //! `milepost serve`: sets the process up, runs the server, and leaves with the exit code
 //! of its shutdown.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +22,20 @@ const LAST_WORDS: Duration = Duration::from_millis(30);
 
 /// Runs the server.
 pub(super) fn run(args: &ConfigArgs) -> ExitCode {
-    let config = match args.load().and_then(|config| config.validate().map(|()| config)) {
-        Ok(config) => config,
-        Err(error) => return fail(USAGE, error),
-    };
+    match args.load() {
+        Ok(config) => run_with(config, |_| std::future::ready(())),
+        Err(error) => fail(USAGE, error),
+    }
+}
+
+/// Runs the server, and beside it what `beside` makes of its public address.
+pub(super) fn run_with<F>(config: Config, beside: impl FnOnce(SocketAddr) -> F) -> ExitCode
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    if let Err(error) = config.validate() {
+        return fail(USAGE, error);
+    }
     let missing = check::missing_files(&config);
     if !missing.is_empty() {
         return fail(USAGE, missing.join("\n"));
@@ -37,7 +48,7 @@ pub(super) fn run(args: &ConfigArgs) -> ExitCode {
         Ok(sink) => sink,
         Err(error) => return fail(1, format!("cannot write logs to stdout: {error}")),
     };
-    match runtime.block_on(serve(config, sink.clone())) {
+    match runtime.block_on(serve(config, sink.clone(), beside)) {
         Ok(outcome) => leave(&outcome, &sink),
         Err(error) => {
             tracing::error!(event = "server.start_failed", error = %error, "cannot start");
@@ -50,7 +61,14 @@ pub(super) fn run(args: &ConfigArgs) -> ExitCode {
     }
 }
 
-async fn serve(config: Config, sink: Sink) -> Result<Outcome, StartError> {
+async fn serve<F>(
+    config: Config,
+    sink: Sink,
+    beside: impl FnOnce(SocketAddr) -> F,
+) -> Result<Outcome, StartError>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let instance_id = fresh_id();
     let log = LogSettings {
         format: match config.log.format {
@@ -98,6 +116,8 @@ async fn serve(config: Config, sink: Sink) -> Result<Outcome, StartError> {
             tracing::error!(event = "auth.reload_failed", error, "keys not reloaded");
         }
     }));
+    let (public, _) = server.addresses()?;
+    tokio::spawn(beside(public));
     server.run(received).await
 }
 

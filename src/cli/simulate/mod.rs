@@ -144,6 +144,25 @@ pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Drives a fleet beside a server in the same process, for as long as that lives: no
+/// observer, no report.
+///
+/// # Errors
+/// Bad arguments, or no connection at the start.
+pub(super) async fn accompany(args: SimulateArgs) -> anyhow::Result<()> {
+    let trace = args.trace.as_deref().map(Trace::read).transpose()?;
+    let room: String = args.room.clone().unwrap_or_else(|| "demo".to_owned());
+    let identity = Identity::new(&args, &room)?;
+    // Its sender lives as long as this does: nobody stops the fleet.
+    let (_stop, stopped) = watch::channel(false);
+    let tally = Arc::new(Tally::new());
+    let fleet = Fleet { room: room.into(), tally, identity, args, stopped };
+    match trace {
+        Some(trace) => fleet.replay(trace).await,
+        None => fleet.drive().await,
+    }
+}
+
 async fn sleep(duration: Option<Duration>) {
     match duration {
         Some(duration) => tokio::time::sleep(duration).await,
