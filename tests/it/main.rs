@@ -9,6 +9,7 @@
 mod bad_input;
 mod container;
 mod control_frames;
+mod dashboards;
 mod drain;
 mod floors;
 mod harness;
