@@ -22,6 +22,7 @@
 mod bad_input;
 mod container;
 mod control_frames;
+mod dashboards;
 mod drain;
 mod floors;
 #[allow(dead_code, reason = "what tests may need, not only what they need today")]
