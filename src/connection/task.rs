@@ -26,7 +26,7 @@ use super::session::{Expiry, Session};
 use crate::auth::Identity;
 use crate::close::Close;
 use crate::limits::AddressSlot;
-use crate::outgoing::{Batch, Weight};
+use crate::outgoing::{Backlog, Batch, Weight};
 use crate::protocol::envelope::EnvelopeError;
 use crate::protocol::frame;
 use crate::rooms::{LeaveReason, Replayer};
@@ -591,12 +591,15 @@ impl Connection {
             }
             self.registered.set_drained();
             handle.queue.stop_listening();
+            // What is in the queue now goes out first. Not what comes: a client that goes on
+            // sending requests would never leave an empty queue behind.
+            handle.queue.set_mark();
             self.stage = Stage::Finishing;
         }
         // Held notifications have nobody to tell: they wait for the plane as long as there is
         // time.
         let waits = self.session.as_ref().is_some_and(|session| !session.held.is_empty());
-        if self.stage == Stage::Finishing && !waits && self.handle().queue.is_empty() {
+        if self.stage == Stage::Finishing && !waits && self.handle().queue.passed_mark() {
             self.close(Close::ShuttingDown, now);
         }
     }
@@ -774,7 +777,9 @@ impl Drop for Connection {
         });
         let handle = self.handle().clone();
         self.end_of_queue();
-        let dropped = self.batch.drop_rest();
+        // The frame in progress is lost as well.
+        let dropped =
+            Backlog { messages: self.batch.len() as u64, bytes: self.batch.bytes() as u64 };
         if let Some(tally) = self.registered.registry().tally_if_stopping() {
             tally.dropped(dropped);
             if handle.progress() == Progress::Closing && self.acked {

@@ -129,9 +129,7 @@ impl Hub {
         loop {
             if let Some(active) = self.get(room) {
                 let limit = self.settings.members_per_room;
-                let full = limit > 0 && active.connections() >= limit;
-                // Whoever is in may join again.
-                if full && !active.has(join.queue.conn()) {
+                if limit > 0 && !join.again && active.connections() >= limit {
                     return Err(JoinRefused::RoomFull(limit));
                 }
                 match self.join_active(&active, join) {

@@ -30,6 +30,8 @@ pub struct Join {
     pub client: ClientId,
     /// Never announced (viewers of a public map).
     pub hidden: bool,
+    /// It is in the room already: this join replaces the old one, whatever the limits say.
+    pub again: bool,
     /// What it was granted.
     pub mode: Mode,
     /// The old gateway's flat form: a short answer, positions only.
@@ -101,11 +103,6 @@ impl Room {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.members.lock().connections.len()
-    }
-
-    /// Whether a connection is in the room.
-    pub(super) fn has(&self, conn: ConnId) -> bool {
-        self.members.lock().connections.contains(&conn)
     }
 
     /// Lets a connection in: `room_joined` into its lane, then its seat. Returns whether
