@@ -42,6 +42,8 @@ const ROUNDS: usize = 16;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a connection that the kernel takes nothing from is looked at, in ms.
 const BLOCKED_CHECK: u64 = 250;
+/// Bytes on their way that may be nothing but pings.
+const PINGS: u64 = 64;
 /// What tungstenite allocates for reading, and the step in which it copies.
 const DECODE_BUFFER: usize = 1024;
 /// What is read from a socket at once; one buffer per worker thread.
@@ -685,9 +687,11 @@ impl Connection {
             next = next.min(deadline);
         }
 
-        let acknowledged = self.handle().socket.acknowledged();
-        if acknowledged > self.last_acknowledged {
-            self.last_acknowledged = acknowledged;
+        let socket = &self.handle().socket;
+        let acknowledged = socket.acknowledged();
+        // A peer that reads slowly is alive. That its kernel takes a ping says nothing.
+        let reads = self.batch.bytes() > 0 || socket.unacknowledged() > PINGS;
+        if std::mem::replace(&mut self.last_acknowledged, acknowledged) < acknowledged && reads {
             self.last_progress = now;
         }
         let alive = self.last_received.max(self.last_progress);
