@@ -134,6 +134,8 @@ impl Registered {
     pub(crate) fn set_drained(&self) {
         if self.handle.advance(Progress::Drained) {
             self.registry.tally.drained.fetch_add(1, Ordering::Relaxed);
+            // Its close frame follows, now or later.
+            self.registry.tally.closing.fetch_add(1, Ordering::AcqRel);
             self.settle();
         }
     }
@@ -147,8 +149,9 @@ impl Registered {
 
     /// Notes that the shutdown's close frame is on its way.
     pub(crate) fn set_closing(&self) {
+        let counted = self.handle.progress() == Progress::Drained;
         if self.handle.advance(Progress::Closing) {
-            self.registry.tally.closing.fetch_add(1, Ordering::Relaxed);
+            self.registry.tally.closing.fetch_add(u64::from(!counted), Ordering::AcqRel);
             self.settle();
         }
     }
@@ -160,6 +163,10 @@ impl Drop for Registered {
         if shard.lock().remove(&self.handle.conn).is_some() {
             if self.handle.settle() {
                 self.registry.undrained.fetch_sub(1, Ordering::AcqRel);
+            }
+            if self.handle.progress() == Progress::Drained {
+                // It left before its close frame.
+                self.registry.tally.closing.fetch_sub(1, Ordering::AcqRel);
             }
             self.registry.live.fetch_sub(1, Ordering::AcqRel);
             self.registry.changed.notify_waiters();
