@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 
 use super::peer::{Peer, going_away, notices};
 use super::{admin, assert_figures, clean_end, http, report, usual_lines, wait_within_bound};
@@ -95,9 +96,19 @@ fn sigterm_during_start_up() {
     second.wait_for("room_log.waiting");
     let (status, body) = admin(&second, "GET", "/readyz");
     assert_eq!((status, body["reason"].as_str()), (503, Some("startup")), "{body}");
+    // The listener is open during start-up; what is asked for is held, and never starts.
+    let mut early = Peer::connect(&second, "early");
+    let id = early.ask("join_room", json!({ "roomId": "north" }));
+    assert_eq!(early.request("ping", json!({}))["type"], "pong");
     let signalled = second.terminate();
+    let messages = early.leave_well();
+    assert_eq!(notices(&messages), 1);
+    let answers: Vec<_> = messages.iter().filter(|message| message["id"] == id).collect();
+    assert_eq!(answers.len(), 1, "{messages:#?}");
+    assert_eq!(answers[0]["payload"]["code"], "SERVER_DRAINING", "{answers:#?}");
     let report = clean_end(&mut second, signalled);
-    assert_eq!(second.shutdown_messages(), usual_lines(0));
+    assert_eq!(second.shutdown_messages(), usual_lines(1));
+    assert_figures(&report, &[("requests_refused", 1), ("drained", 1), ("acked", 1)]);
     assert!(second.all_lines().iter().all(|line| line["event"] != "server.ready"));
     assert!(report["duration_ms"].as_u64().unwrap() < super::EARLY_MS, "{report:#}");
 
@@ -147,6 +158,45 @@ fn sighup_and_sigpipe_are_no_stop() {
     peer.leave_well();
     clean_end(&mut server, signalled);
     assert_eq!(server.shutdown_messages(), usual_lines(1));
+}
+
+/// Keys are read again at SIGHUP; a file that hangs (a dead network disk; here a pipe) must
+/// not keep the next signal waiting.
+#[test]
+fn a_reload_that_hangs_does_not_keep_the_server_from_stopping() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    std::fs::write(&file, "0123456789012345678901234567890123456789").unwrap();
+    let mut server =
+        Server::builder().set("auth.mode", "jwt").set("auth.secret_file", file.display()).start();
+    server.signal(Signal::HUP);
+    server.wait_for("auth.reloaded");
+    std::fs::remove_file(&file).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file).status().unwrap();
+    assert!(made.success());
+    server.signal(Signal::HUP);
+    wait_for_reader(&file);
+    let signalled = server.terminate();
+    clean_end(&mut server, signalled);
+    assert_eq!(server.shutdown_messages(), usual_lines(0));
+}
+
+/// Waits until somebody hangs in opening the pipe `file`: then it can be opened for writing
+/// without waiting. Nothing is written, and it stays open.
+fn wait_for_reader(file: &std::path::Path) {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let deadline = Instant::now() + PATIENCE;
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).custom_flags(libc::O_NONBLOCK);
+    loop {
+        if let Ok(pipe) = options.open(file) {
+            // Leaked: at its end the reader would go on.
+            std::mem::forget(pipe);
+            return;
+        }
+        assert!(Instant::now() < deadline, "nobody reads the keys");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
