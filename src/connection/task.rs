@@ -47,6 +47,9 @@ const DECODE_BUFFER: usize = 1024;
 /// What is read from a socket at once; one buffer per worker thread.
 const READ_BUFFER: usize = 16 * 1024;
 
+/// The reason that tungstenite puts in place of a close frame with a forbidden code.
+const FORBIDDEN_CODE: &str = "Protocol violation";
+
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER]);
 }
@@ -222,6 +225,8 @@ impl Connection {
             _address: address,
         };
         match entry {
+            // The echo of the protocol suite has no session and says nothing of itself.
+            Entry::Welcome(_) if cfg!(feature = "echo") => {}
             Entry::Welcome(identity) => {
                 let (handle, services) = (connection.handle().clone(), connection.services.clone());
                 ConnectionOpened {
@@ -360,8 +365,15 @@ impl Connection {
             let mut wire = Wire { input: rest, control: &mut self.control };
             let message = self.ws.read(&mut wire);
             rest = wire.input;
-            let mut more = true;
+            // Before the message: a pong may be that of a ping in its middle. Also when no
+            // message came: tungstenite answers a ping at its next turn.
+            if !matches!(message, Ok(Message::Close(_))) {
+                self.send_control();
+            }
             match message {
+                Ok(message @ (Message::Text(_) | Message::Binary(_))) if cfg!(feature = "echo") => {
+                    self.echo(message);
+                }
                 Ok(Message::Text(text)) => self.receive(&text),
                 Ok(Message::Binary(bytes)) => match std::str::from_utf8(&bytes) {
                     Ok(text) => self.receive(text),
@@ -369,16 +381,31 @@ impl Connection {
                 },
                 Ok(Message::Close(frame)) => self.peer_closed(frame, now),
                 Ok(_) => {}
-                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => more = false,
+                Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => self.violated(&error, now),
             }
-            // A pong is handed out by the read after its ping, which may be the last.
-            if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
-                let pong = Bytes::from(std::mem::take(&mut self.control));
-                self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Queues what tungstenite has to say: pongs, mostly.
+    fn send_control(&mut self) {
+        if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
+            let pong = Bytes::from(std::mem::take(&mut self.control));
+            self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Answers a message with itself, in test builds only (see `tests/peers/echo.rs`).
+    fn echo(&mut self, message: Message) {
+        match message {
+            Message::Text(text) => {
+                self.handle().queue.push(frame::text_frame(&text), Weight::Free);
             }
-            if !more {
-                break;
+            // The server itself never sends one; it leaves with the control frames.
+            binary => {
+                let mut wire = Wire { input: &[], control: &mut self.control };
+                let _ = self.ws.write(&mut wire, binary);
+                self.send_control();
             }
         }
     }
@@ -420,6 +447,12 @@ impl Connection {
             self.acked = true;
             self.end = Some(End::closed(close));
             return;
+        }
+        // What tungstenite makes of a code that may not be sent (RFC 6455, 7.4): our own text
+        // goes out instead.
+        if frame.as_ref().is_some_and(|frame| frame.reason.as_str() == FORBIDDEN_CODE) {
+            self.deaf = true;
+            return self.close(Close::ProtocolError, now);
         }
         let (code, reason) = frame.map_or((1005, String::new()), |frame| {
             (u16::from(frame.code), frame.reason.as_str().to_owned())

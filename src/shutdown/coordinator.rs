@@ -290,7 +290,9 @@ where
         let mut notified = 0;
         for (handle, slot) in handles.into_iter().zip(slots) {
             let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown);
-            notified += u64::from(handle.notify(frame::text_frame(&text)));
+            // Whom an evacuation has noticed gets no second notice, but has been notified.
+            handle.notify(frame::text_frame(&text));
+            notified += 1;
         }
         self.coordinator.registry.tally().notified.fetch_add(notified, Ordering::AcqRel);
     }

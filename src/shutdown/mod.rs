@@ -6,6 +6,7 @@
 //! of everything. Nothing here touches a socket: connections carry out orders.
 
 mod coordinator;
+pub mod evacuation;
 mod lines;
 pub mod report;
 pub mod signals;
@@ -16,6 +17,7 @@ pub mod watchdog;
 mod tests;
 
 pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
+pub use evacuation::Evacuation;
 pub use report::Report;
 pub use signals::{Trigger, TriggerSender};
 pub use watchdog::Watchdog;
