@@ -282,12 +282,22 @@ impl Connection {
         if orders.has(Order::Drain) && !self.draining {
             self.draining = true;
             self.handle().queue.set_mark();
+            if matches!(self.stage, Stage::Closing(_) | Stage::PeerClosed) {
+                // Being closed for another reason: nothing of it is to be waited for.
+                self.registered.set_drained();
+            }
         }
         if orders.has(Order::Finish) && matches!(self.stage, Stage::Open | Stage::Finishing) {
             let dropped = self.batch.drop_events();
             self.registered.registry().tally().dropped(dropped);
             self.close(Close::ShuttingDown, now);
             self.last_try = true;
+        }
+        if orders.has(Order::Finish)
+            && let Stage::Closing(close) = self.stage
+            && close != Close::ShuttingDown
+        {
+            self.give_up(End::closed(close));
         }
         if orders.has(Order::Terminate) {
             self.give_up(End::closed(Close::ShuttingDown));
