@@ -37,48 +37,68 @@ fn memory() -> Result<(), Failed> {
     Ok(())
 }
 
-/// From the signal to the end of the process, and what of that is not the notify phase.
-fn shutdown(mut process: Process) -> Result<(f64, Process), Failed> {
+/// How a process left its clients.
+struct Left {
+    process: Process,
+    /// From the signal to the end of the process, in seconds.
+    took: f64,
+    /// CPU time used for it, in seconds; the last moments are not seen.
+    cpu: f64,
+}
+
+fn shutdown(mut process: Process) -> Result<Left, Failed> {
     let mut crowd = Crowd::new()?;
     crowd.connect(process.address, CONNECTIONS)?;
     crowd.join("both", joins(0, CONNECTIONS))?;
-    let start = Instant::now();
+    let (before, start) = (process.cpu()?, Instant::now());
+    let mut after = before;
     process.stop()?;
+    let mut looked = start;
     while !process.ended()? {
         crowd.pump(Duration::from_millis(1))?;
+        if looked.elapsed() > Duration::from_millis(5) {
+            looked = Instant::now();
+            // Threads that end meanwhile are not found.
+            after = process.cpu().map_or(after, |cpu| cpu.max(after));
+        }
     }
     let took = start.elapsed().as_secs_f64();
     while crowd.ended < CONNECTIONS && start.elapsed() < Duration::from_secs(20) {
         crowd.pump(Duration::from_millis(1))?;
     }
     if crowd.closed != CONNECTIONS {
-        return Err(format!("{} close frames of {CONNECTIONS}", crowd.closed).into());
+        let code = process.logged("exit_code").unwrap_or(f64::NAN);
+        let closed = crowd.closed;
+        let text =
+            format!("exit code {code} after {took:.3} s, {closed} close frames of {CONNECTIONS}");
+        return Err(text.into());
     }
-    Ok((took, process))
+    Ok(Left { process, took, cpu: (after - before).as_secs_f64() })
 }
 
 fn shutdowns() -> Result<(), Failed> {
-    let (mut ours, mut limit, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut times, mut cpus) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..3 {
-        let (took, mut process) = shutdown(Process::milepost(&[])?)?;
-        let mut logged = |field| process.logged(field).unwrap_or(f64::NAN);
+        let mut left = shutdown(Process::milepost(&[])?)?;
+        let mut logged = |field| left.process.logged(field).unwrap_or(f64::NAN);
         let notified = logged("stop_accepting_ms") + logged("notify_ms");
         let (drain, close) = (logged("drain_ms"), logged("close_ms"));
-        let code = logged("exit_code");
+        let raw = shutdown(Process::raw(420)?)?;
         println!(
-            "  {took:.3} s to the exit, code {code}, notify until {notified} ms, drain {drain} ms, \
-             close {close} ms"
+            "  {:.3} s to the exit: notify until {notified} ms, drain {drain} ms, close {close} \
+             ms; raw {:.3} s",
+            left.took, raw.took
         );
-        whole.push(took);
-        ours.push(took - notified / 1e3);
-        limit.push(shutdown(Process::raw(420)?)?.0);
+        times[0].push(left.took - notified / 1e3);
+        times[1].push(raw.took);
+        cpus[0].push(left.cpu);
+        cpus[1].push(raw.cpu);
     }
-    let (ours, limit) = (median(ours), median(limit));
+    let ([time, raw_time], [cpu, raw_cpu]) = (times.map(median), cpus.map(median));
     println!(
-        "shutdown: {CONNECTIONS} clients gone in {:.3} s, {ours:.3} s of it after the notify phase; \
-         raw {limit:.3} s, ratio {:.2} (bar 2)",
-        median(whole),
-        ours / limit
+        "shutdown: {CONNECTIONS} clients gone {time:.3} s after the notify phase (raw {raw_time:.3} \
+         s, ratio {:.2}, bar 2); CPU in all {cpu:.3} s (raw {raw_cpu:.3} s)",
+        time / raw_time
     );
     Ok(())
 }
