@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::batch::Batch;
+use super::batch::{Batch, Run};
 use super::newest::{Newest, NewestMap};
 use super::queue::{Backlog, Queue};
 use super::snapshot::SnapshotWalk;
@@ -116,6 +116,16 @@ pub struct FeedState {
     by_conn: FxHashMap<ConnId, u32>,
     parked: Vec<u32>,
     last_seq: u64,
+    joined: Joined,
+}
+
+/// What several seats read in a row is joined once, for the second who asks: a burst is one
+/// piece for all who are at its beginning. Who is elsewhere shares the single frames.
+#[derive(Debug, Default)]
+struct Joined {
+    /// From where the last reader began to the head.
+    asked: Option<u64>,
+    run: Option<Run>,
 }
 
 /// One room's event stream.
@@ -150,6 +160,7 @@ impl Feed {
             by_conn: FxHashMap::default(),
             parked: Vec::new(),
             last_seq: seq,
+            joined: Joined::default(),
         };
         Self { room, max_frame_out, state: Mutex::new(state) }
     }
@@ -260,6 +271,17 @@ impl Feed {
         if seat.cursor.index < end.index && seat.cursor.index < state.tail.first().index {
             return Progress::FellBehind;
         }
+        let head = state.tail.head();
+        let lag = usize::try_from(head.bytes - seat.cursor.bytes).unwrap_or(usize::MAX);
+        if end == head
+            && head.index - seat.cursor.index >= 2
+            && seat.skipped.messages == 0
+            && batch.bytes() + lag <= budget
+            && let Some(run) = state.joined.run(&state.tail, seat.cursor, lag)
+        {
+            batch.push_run(run);
+            seat.cursor = head;
+        }
         while seat.cursor.index < end.index {
             if batch.bytes() >= budget {
                 return Progress::More;
@@ -280,6 +302,10 @@ impl Feed {
             seat.parked = true;
             seat.queue.not_due(seat.slot);
             state.park(id);
+            if state.parked.len() >= state.seats.len() {
+                // Everybody has it: an idle room holds no copy.
+                state.joined = Joined::default();
+            }
         }
         Progress::CaughtUp
     }
@@ -372,6 +398,7 @@ impl FeedState {
         let index = self.tail.head().index;
         let bytes = frame.len();
         self.tail.append(frame, kind, sender);
+        self.joined = Joined::default();
         let head = self.tail.head();
         let seats = &mut self.seats;
         // Parked seats that do not want it move along with the head and stay parked.
@@ -464,6 +491,24 @@ impl FeedState {
     #[must_use]
     pub fn entry(&self, index: u64) -> Option<&Entry> {
         self.tail.get(index)
+    }
+}
+
+impl Joined {
+    /// The frames from `cursor` to the head, `bytes` long in all, once somebody has read
+    /// just these before.
+    fn run(&mut self, tail: &Tail, cursor: Cursor, bytes: usize) -> Option<Run> {
+        if self.asked.replace(cursor.index) != Some(cursor.index) {
+            self.run = None;
+            return None;
+        }
+        if self.run.is_none() {
+            let frames = (cursor.index..tail.head().index)
+                .map_while(|index| tail.get(index))
+                .map(|entry| &entry.frame);
+            self.run = Some(Run::join(frames, bytes));
+        }
+        self.run.clone()
     }
 }
 
