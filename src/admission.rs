@@ -98,10 +98,36 @@ impl Requests {
         })
     }
 
+    /// Takes an id for a request that is held; `false` if it is in use.
+    #[must_use]
+    pub fn reserve(&self, id: &RequestId) -> bool {
+        self.open.lock().insert(id.clone())
+    }
+
+    /// Gives the id of a held request back, so that it can be admitted.
+    pub fn release_id(&self, id: &RequestId) {
+        self.open.lock().remove(id);
+    }
+
     /// Refuses a request that did not start.
     pub fn refuse(&self, id: Option<&RequestId>, kind: Kind, room: Option<&str>) {
         self.totals.refused.fetch_add(1, Ordering::Relaxed);
-        let mut error = WireError::from(Refusal::ServerDraining);
+        self.say_refused(Refusal::ServerDraining, id, kind, room);
+    }
+
+    /// Refuses a request that is over the plane's budget; `waiting` are held.
+    pub fn busy(&self, waiting: usize, id: Option<&RequestId>, kind: Kind, room: Option<&str>) {
+        self.say_refused(Refusal::ServerBusy { waiting }, id, kind, room);
+    }
+
+    fn say_refused(
+        &self,
+        refusal: Refusal,
+        id: Option<&RequestId>,
+        kind: Kind,
+        room: Option<&str>,
+    ) {
+        let mut error = WireError::from(refusal);
         if let Some(room) = room {
             error = error.with_room(room);
         }
@@ -220,7 +246,7 @@ mod tests {
 
     fn sent(requests: &Requests) -> Vec<String> {
         let mut batch = Batch::default();
-        requests.queue.take(&mut batch, usize::MAX).unwrap();
+        requests.queue.take(&mut batch, usize::MAX, &mut Vec::new()).unwrap();
         let mut texts = Vec::new();
         let mut slices = Batch::empty_slices();
         let filled = batch.slices(&mut slices);

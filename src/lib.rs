@@ -31,6 +31,7 @@ pub mod rooms;
 
 pub mod admission;
 pub mod connection;
+pub mod plane;
 pub mod transport;
 
 pub mod admin;

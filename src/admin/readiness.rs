@@ -1,34 +1,32 @@
 //! Whether this instance is to get traffic, and if not why (operation.md, "Ports").
 
+use std::sync::Arc;
+
 use hyper::http::StatusCode;
-use parking_lot::Mutex;
 
 use crate::phase::{Phase, PhaseWatch};
-use crate::room_log::StoreFailure;
-use crate::rooms::LogWatcher;
+use crate::plane::Plane;
+use crate::shutdown::Evacuation;
 
 /// The reasons not to be ready.
 #[derive(Debug)]
 pub struct Readiness {
     phase: PhaseWatch,
-    startup: Mutex<Option<String>>,
-    store: Mutex<Option<String>>,
+    evacuation: Arc<Evacuation>,
+    plane: Arc<Plane>,
 }
 
 impl Readiness {
-    /// Not ready: the room log is still to be opened.
+    /// Ready while the process runs, nobody drains it and the plane is open.
     #[must_use]
-    pub fn new(phase: PhaseWatch) -> Self {
-        Self {
-            phase,
-            startup: Mutex::new(Some("opening the room log".to_owned())),
-            store: Mutex::default(),
-        }
+    pub fn new(phase: PhaseWatch, evacuation: Arc<Evacuation>, plane: Arc<Plane>) -> Self {
+        Self { phase, evacuation, plane }
     }
 
-    /// What start-up waits for; `None` once it is done.
-    pub fn set_startup(&self, waiting_for: Option<String>) {
-        *self.startup.lock() = waiting_for;
+    /// Whether new upgrades are refused.
+    #[must_use]
+    pub fn refuses_upgrades(&self) -> bool {
+        self.phase.get().refuses_upgrades() || self.evacuation.is_on()
     }
 
     /// The phase now.
@@ -37,17 +35,17 @@ impl Readiness {
         self.phase.get()
     }
 
-    /// What keeps traffic away: the name of the hold or of the phase, and more about it.
+    /// What keeps traffic away: the name of the phase or of the hold, and more about it.
     #[must_use]
     pub fn obstacle(&self) -> Option<(&'static str, Option<String>)> {
         let phase = self.phase.get();
         if phase != Phase::Running {
             return Some((phase.name(), None));
         }
-        if let Some(waiting) = self.startup.lock().clone() {
-            return Some(("startup", Some(waiting)));
+        if self.evacuation.is_on() {
+            return Some(("drain", Some("drained through the admin port".to_owned())));
         }
-        self.store.lock().clone().map(|failure| ("store", Some(failure)))
+        self.plane.holds().into_iter().next().map(|(hold, reason)| (hold.name(), Some(reason)))
     }
 
     /// The answer of a readiness probe.
@@ -70,40 +68,43 @@ impl Readiness {
     }
 }
 
-impl LogWatcher for Readiness {
-    fn failing(&self, failure: &StoreFailure) {
-        let text = failure.to_string();
-        tracing::error!(event = "room_log.failing", error = text, "room log: cannot write");
-        *self.store.lock() = Some(text);
-    }
-
-    fn recovered(&self) {
-        *self.store.lock() = None;
-        tracing::info!(event = "room_log.recovered", "room log: writes again");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::phase;
+    use crate::plane::{Budgets, Hold};
+    use crate::telemetry::Metrics;
+    use prometheus_client::metrics::counter::Counter;
 
-    #[test]
-    fn the_reason_is_the_first_obstacle() {
+    #[tokio::test]
+    async fn the_reason_is_the_phase_or_the_first_hold() {
         let (setter, watch) = phase::channel();
-        let readiness = Readiness::new(watch);
-        readiness.set_startup(Some("waiting for the lock on x".to_owned()));
+        let budgets = Budgets { requests: 1, notifications: 1, bytes_per_connection: 1, bytes: 1 };
+        let plane = Arc::new(Plane::new(budgets, Arc::new(Metrics::new(&Counter::default()))));
+        let evacuation = Arc::new(Evacuation::new(
+            Arc::default(),
+            watch.clone(),
+            std::time::Duration::from_secs(1),
+        ));
+        let readiness = Readiness::new(watch, evacuation.clone(), plane.clone());
+        assert_eq!(readiness.answer(3).0, StatusCode::OK);
+        plane.hold(Hold::Store, "disk full");
+        plane.hold(Hold::Startup, "waiting for the lock on x");
         let (status, body) = readiness.answer(3);
         assert_eq!((status.as_u16(), &body["reason"]), (503, &"startup".into()));
         assert_eq!(body["detail"], "waiting for the lock on x");
-        readiness.set_startup(None);
-        assert_eq!(readiness.answer(3).0, StatusCode::OK);
-        readiness.failing(&StoreFailure("disk full".into()));
+        plane.release(Hold::Startup);
         assert_eq!(readiness.answer(3).1["reason"], "store");
-        readiness.recovered();
+        evacuation.begin(10).unwrap();
+        assert_eq!(readiness.answer(3).1["reason"], "drain");
+        assert!(readiness.refuses_upgrades());
+        evacuation.stop().unwrap();
+        plane.release(Hold::Store);
         setter.advance(Phase::LameDuck);
         let (status, body) = readiness.answer(7);
         assert_eq!((status.as_u16(), &body["reason"]), (503, &"lame_duck".into()));
         assert_eq!(body["clients"], 7);
+        setter.advance(Phase::StopAccepting);
+        assert!(evacuation.begin(10).is_err() && evacuation.stop().is_err());
     }
 }

@@ -3,50 +3,21 @@
 
 use std::sync::atomic::Ordering;
 
-use super::session::Session;
+use super::session::{Membership, Session};
 use crate::admission::{Admitted, NotAdmitted};
 use crate::auth::Denied;
 use crate::ids::{RoomId, VehicleId};
 use crate::outgoing::{SnapshotWalk, Weight};
 use crate::protocol::client::{LocationUpdate, Mode};
-use crate::protocol::envelope::{Class, Envelope};
-use crate::protocol::error::{HandlerError, WireError};
+use crate::protocol::envelope::{Class, Envelope, EnvelopeError};
+use crate::protocol::error::{ErrorCode, HandlerError, WireError};
 use crate::protocol::{Kind, PageBuilder, frame, server};
-use crate::room_log::{Append, MAX_ROOMS, Receipt};
+use crate::room_log::{Append, Receipt};
 use crate::rooms::{Join, JoinProgress, JoinRefused, LeaveReason};
-use crate::telemetry::metrics::{MessageResult, MessageType};
+use crate::telemetry::metrics::{MessageResult, MessageType, RefusalCode};
 use crate::time::UnixMillis;
 
 impl Session {
-    /// Handles one text message, or holds it back behind a join that is not done.
-    pub(super) fn receive(&mut self, text: &str) {
-        self.messages_in += 1;
-        if self.held.is_empty() && !self.is_held() {
-            self.handle_text(text);
-            return;
-        }
-        match Envelope::parse(text) {
-            Ok(envelope) if envelope.kind == Kind::Ping => self.dispatch(&envelope),
-            _ => self.held.push_back(text.into()),
-        }
-    }
-
-    /// Handles what was held back, as far as joins allow.
-    pub(super) fn release_held(&mut self) {
-        while !self.is_held() {
-            let Some(text) = self.held.pop_front() else { return };
-            self.handle_text(&text);
-        }
-    }
-
-    /// Refuses the requests among what is held back: they never started. Notifications are
-    /// handled.
-    pub(super) fn refuse_held(&mut self) {
-        for text in std::mem::take(&mut self.held) {
-            self.handle_text(&text);
-        }
-    }
-
     /// A notification that arrives after the shutdown's close frame went out; requests are
     /// ignored then, for the client knows that they never started.
     pub(super) fn receive_after_close(&mut self, text: &str) {
@@ -54,28 +25,33 @@ impl Session {
         if let Ok(envelope) = Envelope::parse(text)
             && envelope.class() == Class::Notification
         {
-            self.dispatch(&envelope);
-        }
-    }
-
-    fn handle_text(&mut self, text: &str) {
-        match Envelope::parse(text) {
-            Ok(envelope) => self.dispatch(&envelope),
-            Err(error) => {
-                let kind = error.kind.as_deref();
-                self.count(MessageType::of(kind.unwrap_or_default()), MessageResult::Refused);
-                if self.spend_rate().is_ok() || error.id.is_some() {
-                    self.complain_to(error.id.as_ref(), kind, &error.error);
-                }
+            if self.services.plane.is_open() {
+                self.dispatch(&envelope, Rate::Due);
+            } else {
+                // Nobody waits for the plane to open any more.
+                self.lost_notifications += 1;
             }
         }
     }
 
-    fn count(&self, kind: MessageType, result: MessageResult) {
+    pub(super) fn malformed(&mut self, error: &EnvelopeError) {
+        let kind = error.kind.as_deref();
+        self.count_refused(MessageType::of(kind.unwrap_or_default()), error.error.code());
+        if self.spend_rate().is_ok() || error.id.is_some() {
+            self.complain_to(error.id.as_ref(), kind, &error.error);
+        }
+    }
+
+    pub(super) fn count(&self, kind: MessageType, result: MessageResult) {
         self.services.metrics.messages_in.get(kind, result).inc();
     }
 
-    fn dispatch(&mut self, envelope: &Envelope<'_>) {
+    pub(super) fn count_refused(&self, kind: MessageType, code: ErrorCode) {
+        self.count(kind, MessageResult::Refused);
+        self.services.metrics.refusals.get(RefusalCode::of(code.name())).inc();
+    }
+
+    pub(super) fn dispatch(&mut self, envelope: &Envelope<'_>, rate: Rate) {
         let kind = MessageType::of(envelope.kind.name());
         match envelope.class() {
             Class::Control => {
@@ -84,11 +60,11 @@ impl Session {
             }
             Class::Legacy => self.legacy(envelope),
             Class::Notification => {
-                let result = self.limited().and_then(|()| self.publish(envelope, None));
+                let result = self.limited(rate).and_then(|()| self.publish(envelope, None));
                 match result {
                     Ok(()) => self.count(kind, MessageResult::Accepted),
                     Err((error, _)) => {
-                        self.count(kind, MessageResult::Refused);
+                        self.count_refused(kind, error.code());
                         let error = match envelope.room_hint() {
                             Some(room) => WireError::from(error).with_room(room),
                             None => error.into(),
@@ -97,46 +73,68 @@ impl Session {
                     }
                 }
             }
-            Class::Rpc | Class::Upload | Class::Subscription => self.request(envelope, kind),
+            Class::Rpc | Class::Upload | Class::Subscription => self.request(envelope, kind, rate),
         }
     }
 
-    fn request(&mut self, envelope: &Envelope<'_>, kind: MessageType) {
+    fn request(&mut self, envelope: &Envelope<'_>, kind: MessageType, rate: Rate) {
+        let further = matches!(envelope.kind, Kind::BackfillChunk | Kind::BackfillEnd);
+        if further && self.upload_frame(envelope) {
+            self.count(kind, MessageResult::Accepted);
+            return;
+        }
         let admitted = match self.handle.requests.admit(envelope) {
             Ok(admitted) => admitted,
             Err(NotAdmitted::Draining) => {
-                self.count(kind, MessageResult::Refused);
+                self.count_refused(kind, ErrorCode::ServerDraining);
                 let room = envelope.room_hint();
                 let id = envelope.id.as_ref();
                 self.handle.requests.refuse(id, envelope.kind, room.as_deref());
+                self.bury_upload(envelope);
                 return;
             }
-            Err(NotAdmitted::IdInUse) => {
-                self.count(kind, MessageResult::Refused);
-                let error = WireError::validation(
-                    "id",
-                    "`id` must not be that of a request that is still unanswered.",
-                );
-                self.complain(Some(envelope.kind.name()), &error);
-                return;
-            }
+            Err(NotAdmitted::IdInUse) => return self.id_in_use(envelope),
         };
-        let result = match self.limited() {
+        let result = match self.limited(rate) {
             Err((error, _)) => Err((error, Some(admitted))),
             Ok(()) => self.run(envelope, admitted),
         };
         match result {
             Ok(()) => self.count(kind, MessageResult::Accepted),
             Err((error, admitted)) => {
-                self.count(kind, MessageResult::Refused);
+                self.count_refused(kind, error.code());
                 if let Some(admitted) = admitted {
                     admitted.fail(error, envelope.room_hint().as_deref());
                 }
+                self.bury_upload(envelope);
             }
         }
     }
 
-    fn limited(&mut self) -> Outcome {
+    pub(super) fn id_in_use(&mut self, envelope: &Envelope<'_>) {
+        self.count_refused(MessageType::of(envelope.kind.name()), ErrorCode::ValidationError);
+        let error = WireError::validation(
+            "id",
+            "`id` must not be that of a request that is still unanswered.",
+        );
+        self.complain(Some(envelope.kind.name()), &error);
+    }
+
+    /// A refused upload was answered once; what its client sends after it is swallowed.
+    pub(super) fn bury_upload(&mut self, envelope: &Envelope<'_>) {
+        if envelope.class() == Class::Upload
+            && envelope.kind != Kind::BackfillEnd
+            && let Some(id) = &envelope.id
+            && self.upload.as_ref().is_none_or(|upload| upload.id != *id)
+        {
+            self.bury(id.clone());
+        }
+    }
+
+    pub(super) fn limited(&mut self, rate: Rate) -> Outcome {
+        if rate == Rate::Spent {
+            return Ok(());
+        }
         self.spend_rate().map_err(|after| {
             let after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
             let text = "This connection sends more messages than limits.message_rate allows.";
@@ -151,6 +149,12 @@ impl Session {
             Kind::LocationUpdate => self.publish(envelope, Some(admitted)),
             Kind::Positions => self.positions(envelope, admitted),
             Kind::TokenRefresh => self.refresh(envelope, admitted),
+            Kind::History => self.history(envelope, admitted),
+            Kind::BackfillBegin => self.begin_upload(envelope, admitted),
+            Kind::BackfillChunk | Kind::BackfillEnd => {
+                let text = "`id` must be that of an open upload.";
+                Err((HandlerError::validation("id", text), Some(admitted)))
+            }
             other => Err((HandlerError::unknown_type(other.name()), Some(admitted))),
         }
     }
@@ -205,10 +209,12 @@ impl Session {
         self.joining.lock().insert(room.clone(), admitted);
         let (joining, joined_room, queue) =
             (self.joining.clone(), room.clone(), self.queue().clone());
+        let membership = Membership { mode: granted, flat: asked.flat };
         let join = Join {
             queue: self.queue().clone(),
             client: self.identity.client_id.clone(),
             hidden: self.identity.hidden,
+            again,
             mode: granted,
             flat: asked.flat,
             since: asked.since,
@@ -222,14 +228,14 @@ impl Session {
             }),
         };
         match self.services.hub.join(&room, join) {
-            Ok(JoinProgress::Answered { .. }) => {
-                self.rooms.insert(room, granted);
+            Ok(JoinProgress::Answered) => {
+                self.rooms.insert(room, membership);
                 Ok(())
             }
             Ok(JoinProgress::Waiting { load }) => {
-                self.rooms.insert(room.clone(), granted);
-                if load {
-                    self.services.log.load_room(room);
+                self.rooms.insert(room.clone(), membership);
+                if let Some(log) = self.services.log.get().filter(|_| load) {
+                    log.load_room(room);
                 }
                 Ok(())
             }
@@ -277,11 +283,14 @@ impl Session {
             Ok(allowed) => allowed,
             Err(error) => return Err((error, admitted)),
         };
+        let Some(log) = self.services.log.get() else {
+            return Err((HandlerError::internal(), admitted));
+        };
         let admitted = admitted.map(Admitted::keep);
         let in_flight = self.in_flight.clone();
         in_flight.fetch_add(1, Ordering::AcqRel);
         let queue = self.queue().clone();
-        self.services.log.append(Append {
+        log.append(Append {
             rooms,
             vehicle,
             client: self.identity.client_id.clone(),
@@ -311,46 +320,8 @@ impl Session {
         &self,
         update: &LocationUpdate,
     ) -> Result<(Vec<RoomId>, VehicleId), HandlerError> {
-        let own = &self.identity.client_id;
-        let vehicle = match &update.vehicle {
-            None => VehicleId::from(own),
-            Some(vehicle) if self.identity.access.may_publish_for(own, vehicle.as_str()) => {
-                vehicle.clone()
-            }
-            Some(vehicle) => {
-                let text = format!("The token does not allow publishing for vehicle {vehicle:?}.");
-                return Err(HandlerError::forbidden(text));
-            }
-        };
-        let rooms = match &update.rooms {
-            Some(rooms) => {
-                for room in rooms {
-                    match self.rooms.get(room) {
-                        Some(mode) if mode.publishes() => {}
-                        Some(_) => {
-                            let text = "This connection has joined the room only to subscribe.";
-                            return Err(HandlerError::forbidden(text).with_room(room.as_str()));
-                        }
-                        None => return Err(HandlerError::not_joined(room.as_str())),
-                    }
-                }
-                rooms.clone()
-            }
-            None => self
-                .rooms
-                .iter()
-                .filter(|(_, mode)| mode.publishes())
-                .map(|(room, _)| room.clone())
-                .collect(),
-        };
-        if rooms.is_empty() {
-            return Err(HandlerError::not_joined_any());
-        }
-        if rooms.len() > MAX_ROOMS {
-            let text = format!("Name at most {MAX_ROOMS} rooms: this connection is in more.");
-            return Err(HandlerError::validation("roomId", text));
-        }
-        Ok((rooms, vehicle))
+        let vehicle = self.vehicle(update.vehicle.as_ref())?;
+        Ok((self.publishing_rooms(update.rooms.as_deref())?, vehicle))
     }
 
     fn positions(&mut self, envelope: &Envelope<'_>, admitted: Admitted) -> Outcome {
@@ -409,7 +380,8 @@ impl Session {
         let forbidden: Vec<RoomId> = self
             .rooms
             .iter()
-            .filter(|(room, mode)| {
+            .filter(|(room, member)| {
+                let mode = member.mode;
                 let subscribes = !mode.subscribes() || access.may_subscribe(room.as_str());
                 let publishes = !mode.publishes() || access.may_publish(room.as_str());
                 !(subscribes && publishes)
@@ -426,8 +398,16 @@ impl Session {
     }
 }
 
+/// Whether a message has still to be counted against the rate: what was held was counted
+/// when it arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rate {
+    Due,
+    Spent,
+}
+
 /// An error comes back with the request it belongs to, so that it is answered once.
-type Outcome = Result<(), (HandlerError, Option<Admitted>)>;
+pub(super) type Outcome = Result<(), (HandlerError, Option<Admitted>)>;
 
 fn ack(admitted: &Admitted, receipt: &Receipt) -> String {
     let rooms = receipt.outcomes.iter().map(|outcome| (&outcome.room, outcome.seq));

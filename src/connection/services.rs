@@ -1,10 +1,11 @@
 //! What every connection needs of the process, shared by all.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::auth::Authenticator;
 use crate::phase::PhaseWatch;
+use crate::plane::Plane;
 use crate::protocol::position::PositionRules;
 use crate::room_log::RoomLog;
 use crate::rooms::Hub;
@@ -27,6 +28,8 @@ pub struct Settings {
     pub message_burst: u32,
     /// `limits.rooms_per_connection`; 0: no limit.
     pub rooms_per_connection: usize,
+    /// `limits.upload_idle`.
+    pub upload_idle: Duration,
     /// `heartbeat.interval`.
     pub heartbeat_interval: Duration,
     /// `heartbeat.timeout`.
@@ -49,12 +52,31 @@ pub struct Settings {
     pub dedup_window: Duration,
 }
 
+/// The room log, once it is open. Until then the plane is on hold, so nobody needs it.
+#[derive(Clone, Default)]
+pub struct LogSlot(Arc<OnceLock<Arc<dyn RoomLog>>>);
+
+impl LogSlot {
+    /// The log, if it is open.
+    #[must_use]
+    pub fn get(&self) -> Option<&Arc<dyn RoomLog>> {
+        self.0.get()
+    }
+
+    /// Notes that the log is open; a second time changes nothing.
+    pub fn set(&self, log: Arc<dyn RoomLog>) {
+        let _ = self.0.set(log);
+    }
+}
+
 /// The process as a connection sees it.
 pub struct Services {
     /// The rooms.
     pub hub: Arc<Hub>,
     /// The room log.
-    pub log: Arc<dyn RoomLog>,
+    pub log: LogSlot,
+    /// Whether work on it may go on.
+    pub plane: Arc<Plane>,
     /// Verifies refreshed tokens.
     pub auth: Arc<Authenticator>,
     /// Counters.

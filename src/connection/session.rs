@@ -1,6 +1,6 @@
 //! The state of one session: identity, rooms, rates, and what is still open of it.
 //!
-//! It reacts to decoded messages through [`super::handlers`]; it never touches the socket.
+//! It reacts to decoded messages through `handlers`; it never touches the socket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,11 +12,13 @@ use tokio::time::Instant;
 
 use super::handle::Handle;
 use super::services::Services;
+use super::upload::Upload;
 use crate::admission::Admitted;
 use crate::auth::Identity;
 use crate::ids::RoomId;
 use crate::limits::{MessageRate, Suppressor};
 use crate::outgoing::{Queue, Weight};
+use crate::plane::Held;
 use crate::protocol::client::Mode;
 use crate::protocol::error::WireError;
 use crate::protocol::{RequestId, frame, server};
@@ -30,17 +32,31 @@ pub const MAX_IN_FLIGHT: usize = 1024;
 /// Joins that wait for their room to be loaded, by room.
 pub(super) type Joining = Arc<Mutex<FxHashMap<RoomId, Admitted>>>;
 
+/// How a connection is in a room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Membership {
+    pub(super) mode: Mode,
+    /// Joined in the old gateway's flat form.
+    pub(super) flat: bool,
+}
+
 /// One session.
 pub struct Session {
     pub(super) services: Arc<Services>,
     pub(super) handle: Arc<Handle>,
     pub(super) identity: Identity,
-    pub(super) rooms: FxHashMap<RoomId, Mode>,
+    pub(super) rooms: FxHashMap<RoomId, Membership>,
     pub(super) joining: Joining,
     pub(super) in_flight: Arc<AtomicUsize>,
-    /// Messages that wait behind a join whose room is being loaded.
-    pub(super) held: VecDeque<Box<str>>,
+    /// Messages that wait for the plane, or behind a join whose room is being loaded.
+    pub(super) held: Held,
+    /// The plane was seen paused: its end has to be told.
+    pub(super) paused: bool,
+    /// Notifications that came or waited too late, in a pause that the shutdown outlasted.
+    pub(super) lost_notifications: u64,
     pub(super) messages_in: u64,
+    pub(super) upload: Option<Upload>,
+    pub(super) tombstones: VecDeque<RequestId>,
     rate: MessageRate,
     errors: Suppressor,
     warned_of_expiry: bool,
@@ -78,6 +94,7 @@ impl Session {
             dedup_window_ms: millis(settings.dedup_window),
         });
         handle.queue.push(frame::text_frame(&welcome), Weight::Free);
+        let held = Held::new(services.plane.clone());
         Self {
             rate,
             errors: Suppressor::default(),
@@ -87,8 +104,12 @@ impl Session {
             rooms: FxHashMap::default(),
             joining: Joining::default(),
             in_flight: Arc::new(AtomicUsize::new(0)),
-            held: VecDeque::new(),
+            held,
+            paused: false,
+            lost_notifications: 0,
             messages_in: 0,
+            upload: None,
+            tombstones: VecDeque::new(),
             warned_of_expiry: false,
         }
     }
@@ -128,14 +149,9 @@ impl Session {
         }
     }
 
-    /// Whether messages have to wait for a join.
-    pub(super) fn is_held(&self) -> bool {
-        !self.joining.lock().is_empty()
-    }
-
     /// Whether the log has enough to do with this connection.
     pub(super) fn is_busy(&self) -> bool {
-        self.in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT || self.held.len() >= MAX_IN_FLIGHT
+        self.in_flight.load(Ordering::Acquire) >= MAX_IN_FLIGHT
     }
 
     /// Warns of the token's end, once, and says when to look again.
@@ -186,6 +202,9 @@ impl Session {
             if hub.cancel(&room, conn).is_none() {
                 hub.leave(&room, conn, &self.identity.client_id, self.identity.hidden, reason);
             }
+        }
+        if let Some(admitted) = self.upload.take().and_then(Upload::abandon) {
+            admitted.answered_elsewhere();
         }
         for (_, join) in self.joining.lock().drain() {
             // The connection is gone; there is nobody to answer.

@@ -26,10 +26,10 @@ use super::session::{Expiry, Session};
 use crate::auth::Identity;
 use crate::close::Close;
 use crate::limits::AddressSlot;
-use crate::outgoing::{Batch, Weight};
+use crate::outgoing::{Backlog, Batch, Weight};
 use crate::protocol::envelope::EnvelopeError;
 use crate::protocol::frame;
-use crate::rooms::LeaveReason;
+use crate::rooms::{LeaveReason, Replayer};
 use crate::telemetry::events::{ConnectionClosed, ConnectionOpened, Initiator};
 use crate::telemetry::metrics::LadderStep;
 use crate::time::UnixMillis;
@@ -46,6 +46,9 @@ const BLOCKED_CHECK: u64 = 250;
 const DECODE_BUFFER: usize = 512;
 /// What is read from a socket at once; one buffer per worker thread.
 const READ_BUFFER: usize = 16 * 1024;
+
+/// The reason that tungstenite puts in place of a close frame with a forbidden code.
+const FORBIDDEN_CODE: &str = "Protocol violation";
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER]);
@@ -233,6 +236,8 @@ impl Connection {
             _address: address,
         };
         match entry {
+            // The echo of the protocol suite has no session and says nothing of itself.
+            Entry::Welcome(_) if cfg!(feature = "echo") => {}
             Entry::Welcome(identity) => {
                 let (handle, services) = (connection.handle().clone(), connection.services.clone());
                 ConnectionOpened {
@@ -322,13 +327,15 @@ impl Connection {
         if self.end.is_some() {
             return Input::NotNow;
         }
-        if let Some(session) = &mut self.session
-            && !session.held.is_empty()
+        let mut progress = false;
+        if matches!(self.stage, Stage::Open | Stage::Finishing)
+            && let Some(session) = &mut self.session
+            && (session.paused || !session.held.is_empty())
         {
-            session.release_held();
+            progress = session.release_held();
         }
         if !self.may_read() {
-            return Input::NotNow;
+            return if progress { Input::Some } else { Input::NotNow };
         }
         if self.stashed {
             self.stashed = false;
@@ -339,6 +346,7 @@ impl Connection {
         SCRATCH.with_borrow_mut(|scratch| {
             let socket = self.handle().socket.clone();
             match socket.poll_read_into(cx, scratch) {
+                Poll::Pending if progress => Input::Some,
                 Poll::Pending => Input::None,
                 Poll::Ready(Ok(0)) => {
                     self.peer_gone("end of stream");
@@ -370,7 +378,15 @@ impl Connection {
             let mut wire = Wire { input: rest, control: &mut self.control };
             let message = self.ws.read(&mut wire);
             rest = wire.input;
+            // Before the message: a pong may be that of a ping in its middle. Also when no
+            // message came: tungstenite answers a ping at its next turn.
+            if !matches!(message, Ok(Message::Close(_))) {
+                self.send_control();
+            }
             match message {
+                Ok(message @ (Message::Text(_) | Message::Binary(_))) if cfg!(feature = "echo") => {
+                    self.echo(message);
+                }
                 Ok(Message::Text(text)) => self.receive(&text),
                 Ok(Message::Binary(bytes)) => match std::str::from_utf8(&bytes) {
                     Ok(text) => self.receive(text),
@@ -381,9 +397,28 @@ impl Connection {
                 Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => self.violated(&error, now),
             }
-            if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
-                let pong = Bytes::from(std::mem::take(&mut self.control));
-                self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Queues what tungstenite has to say: pongs, mostly.
+    fn send_control(&mut self) {
+        if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
+            let pong = Bytes::from(std::mem::take(&mut self.control));
+            self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Answers a message with itself, in test builds only (see `tests/peers/echo.rs`).
+    fn echo(&mut self, message: Message) {
+        match message {
+            Message::Text(text) => {
+                self.handle().queue.push(frame::text_frame(&text), Weight::Free);
+            }
+            // The server itself never sends one; it leaves with the control frames.
+            binary => {
+                let mut wire = Wire { input: &[], control: &mut self.control };
+                let _ = self.ws.write(&mut wire, binary);
+                self.send_control();
             }
         }
     }
@@ -426,6 +461,12 @@ impl Connection {
             self.end = Some(End::closed(close));
             return;
         }
+        // What tungstenite makes of a code that may not be sent (RFC 6455, 7.4): our own text
+        // goes out instead.
+        if frame.as_ref().is_some_and(|frame| frame.reason.as_str() == FORBIDDEN_CODE) {
+            self.deaf = true;
+            return self.close(Close::ProtocolError, now);
+        }
         let (code, reason) = frame.map_or((1005, String::new()), |frame| {
             (u16::from(frame.code), frame.reason.as_str().to_owned())
         });
@@ -462,12 +503,10 @@ impl Connection {
     fn write(&mut self, cx: &mut Context<'_>, now: u64) -> bool {
         let mut progress = false;
         while self.end.is_none() {
-            let takes = matches!(self.stage, Stage::Open | Stage::Finishing);
-            if takes && self.batch.bytes() < BATCH_BYTES {
-                let queue = self.handle().queue.clone();
-                if queue.take(&mut self.batch, BATCH_BYTES).is_err() {
-                    self.slow(now);
-                }
+            if matches!(self.stage, Stage::Open | Stage::Finishing)
+                && self.batch.bytes() < BATCH_BYTES
+            {
+                self.take(now);
             }
             // What comes in from here on is signalled.
             let is_all = self.batch.bytes() < BATCH_BYTES;
@@ -509,6 +548,24 @@ impl Connection {
             }
         }
         progress
+    }
+
+    fn take(&mut self, now: u64) {
+        let queue = self.handle().queue.clone();
+        let mut pages = Vec::new();
+        if queue.take(&mut self.batch, BATCH_BYTES, &mut pages).is_err() {
+            self.slow(now);
+        }
+        for (feed, asked) in pages {
+            let member = self.session.as_ref().and_then(|session| session.rooms.get(feed.room()));
+            let Some(member) = member.copied() else { continue };
+            let replayer =
+                Replayer { queue: queue.clone(), feed, mode: member.mode, flat: member.flat };
+            let hub = self.services.hub.clone();
+            if let Some(log) = self.services.log.get().cloned() {
+                tokio::spawn(replayer.read(hub, log, asked));
+            }
+        }
     }
 
     fn wrote(&mut self, written: usize) {
@@ -554,9 +611,15 @@ impl Connection {
             }
             self.registered.set_drained();
             handle.queue.stop_listening();
+            // What is in the queue now goes out first. Not what comes: a client that goes on
+            // sending requests would never leave an empty queue behind.
+            handle.queue.set_mark();
             self.stage = Stage::Finishing;
         }
-        if self.stage == Stage::Finishing && self.handle().queue.is_empty() {
+        // Held notifications have nobody to tell: they wait for the plane as long as there is
+        // time.
+        let waits = self.session.as_ref().is_some_and(|session| !session.held.is_empty());
+        if self.stage == Stage::Finishing && !waits && self.handle().queue.passed_mark() {
             self.close(Close::ShuttingDown, now);
         }
     }
@@ -569,7 +632,7 @@ impl Connection {
         if close == Close::ShuttingDown {
             if let Some(session) = &mut self.session {
                 session.undo_joins();
-                session.refuse_held();
+                session.settle_held();
             }
             queue.take_lane(&mut self.batch);
             self.registered.set_closing();
@@ -628,6 +691,7 @@ impl Connection {
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let (timeout, slow_timeout) = (ms(settings.heartbeat_timeout), ms(settings.slow_timeout));
         let (max_bytes, max_messages) = (settings.max_bytes as u64, settings.max_messages as u64);
+        let high_water = settings.high_water as u64;
         let mut next = u64::MAX;
 
         if let Some(deadline) = self.close_deadline {
@@ -664,7 +728,11 @@ impl Connection {
             }
             next = next.min(self.last_sent.saturating_add(self.ping_after));
             if let Some(since) = self.blocked_since {
-                let backlog = self.handle().queue.backlog();
+                let queue = &self.handle().queue;
+                if queue.backlog().bytes > high_water {
+                    queue.squeeze();
+                }
+                let backlog = queue.hard_backlog();
                 if now >= since.saturating_add(slow_timeout)
                     || backlog.bytes > max_bytes
                     || backlog.messages > max_messages
@@ -675,13 +743,19 @@ impl Connection {
                 }
             }
         }
+        if let Some(look_again) = self.session.as_mut().and_then(Session::check_upload) {
+            next = next.min(now.saturating_add(ms(look_again).max(1)));
+        }
         if self.stage == Stage::Open
             && !self.handle().requests.is_draining()
             && let Some(session) = &mut self.session
         {
             match session.check_expiry(UnixMillis::now()) {
                 Expiry::In(time) => next = next.min(now.saturating_add(ms(time).max(1))),
-                Expiry::Over => self.close(Close::TokenExpired, now),
+                Expiry::Over => {
+                    session.forbid_held();
+                    self.close(Close::TokenExpired, now);
+                }
                 Expiry::Never => {}
             }
         }
@@ -723,7 +797,9 @@ impl Drop for Connection {
         });
         let handle = self.handle().clone();
         self.end_of_queue();
-        let dropped = self.batch.drop_rest();
+        // The frame in progress is lost as well.
+        let dropped =
+            Backlog { messages: self.batch.len() as u64, bytes: self.batch.bytes() as u64 };
         if let Some(tally) = self.registered.registry().tally_if_stopping() {
             tally.dropped(dropped);
             if handle.progress() == Progress::Closing && self.acked {
@@ -733,6 +809,10 @@ impl Drop for Connection {
             }
         }
         if let Some(session) = &mut self.session {
+            let lost = session.lost_notifications + session.held.give_up() as u64;
+            if let Some(tally) = self.registered.registry().tally_if_stopping() {
+                tally.held_notifications_dropped(lost);
+            }
             session.end(end.leave);
         }
         let client = handle.client.as_ref().map_or("", |client| client.as_str());

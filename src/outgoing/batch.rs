@@ -227,9 +227,12 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::metrics::counter::Counter;
+
     use super::*;
     use crate::ids::{ConnId, RoomId};
     use crate::outgoing::{Events, Feed, Queue, Start};
+    use crate::telemetry::Metrics;
 
     #[test]
     fn a_frame_in_progress_is_finished_before_anything_else() {
@@ -312,11 +315,13 @@ mod tests {
     #[test]
     fn a_burst_is_joined_for_those_who_read_just_it() {
         let room = RoomId::parse("r").unwrap();
-        let feed = Arc::new(Feed::new(room, 0, Vec::new(), 1 << 20, 1 << 16));
+        let metrics = Arc::new(Metrics::new(&Counter::default()));
+        let feed = Feed::new(room, "e".into(), 0, Vec::new(), 1 << 20, 1 << 16, metrics);
+        let feed = Arc::new(feed);
         let queues: Vec<_> = (0..5).map(|n| Arc::new(Queue::new(ConnId(n)))).collect();
         feed.with(|state| {
             for queue in &queues {
-                feed.subscribe(state, queue, Events::All, Start::default());
+                feed.subscribe(state, queue, Events::All, Start::Head, None);
             }
         });
         let append = |text: &'static str, sender| {
@@ -325,7 +330,7 @@ mod tests {
         };
         let take = |queue: &Queue| {
             let mut batch = Batch::default();
-            queue.take(&mut batch, 1 << 16).unwrap();
+            queue.take(&mut batch, 1 << 16, &mut Vec::new()).unwrap();
             (batch.len(), batch.pieces.len(), String::from_utf8(written(&batch)).unwrap())
         };
         append("a", 9);

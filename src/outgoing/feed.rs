@@ -4,6 +4,7 @@
 //! Publishing appends once and marks the parked seats as due: O(1) plus the wakes. A seat
 //! that is not caught up costs a publisher nothing. It knows queues, never sockets.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
@@ -13,24 +14,16 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::batch::{Batch, Run};
+use super::joined::Joined;
 use super::newest::{Newest, NewestMap};
 use super::queue::{Backlog, Queue};
+use super::reader::{PageRequest, count_skipped};
+use super::seat::{Events, Pace, Replay, Seat};
 use super::snapshot::SnapshotWalk;
-use super::tail::{Cursor, Entry, EntryKind, Tail};
+use super::tail::{Cursor, EntryKind, Tail};
 use crate::ids::{ConnId, RoomId, VehicleId};
+use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
-
-/// How reading a seat ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// At the head; the seat is parked and will be marked due again.
-    CaughtUp,
-    /// The budget is used up; there is more.
-    More,
-    /// The tail has trimmed what this seat has to get.
-    FellBehind,
-}
 
 /// A position as it is appended: encoded once, shared by all.
 #[derive(Debug, Clone)]
@@ -49,103 +42,50 @@ pub struct PositionEvent {
     pub sender: Option<ConnId>,
 }
 
-/// Which events a seat gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Events {
-    /// All of the room.
-    All,
-    /// Positions only (a flat join of old firmware).
-    PositionsOnly,
-}
-
-#[derive(Debug)]
-struct Seat {
-    queue: Arc<Queue>,
-    slot: u32,
-    events: Events,
-    cursor: Cursor,
-    /// Entries from the cursor to the head that this seat will not get: its own, those
-    /// before it joined that are not replayed, kinds that it does not want.
-    skipped: Backlog,
-    /// Entries without a seq below this index are not replayed.
-    replay_until: u64,
-    /// Where it stops listening, once it does.
-    end: Option<Cursor>,
-    /// The drain's mark: an index that the cursor has to reach.
-    mark: u64,
-    parked: bool,
-    snapshot: Option<Box<SnapshotWalk>>,
-}
-
-impl Seat {
-    fn wants(&self, index: u64, kind: EntryKind, sender: Option<ConnId>) -> bool {
-        if sender == Some(self.queue.conn()) {
-            return false;
-        }
-        match kind {
-            EntryKind::Position { .. } => true,
-            EntryKind::Other => self.events == Events::All && index >= self.replay_until,
-        }
-    }
-
-    fn skip(&mut self, bytes: usize) {
-        self.skipped = self.skipped.plus(Backlog { messages: 1, bytes: bytes as u64 });
-    }
-
-    fn unskip(&mut self, bytes: usize) {
-        self.skipped.messages = self.skipped.messages.saturating_sub(1);
-        self.skipped.bytes = self.skipped.bytes.saturating_sub(bytes as u64);
-    }
-}
-
 /// Where a subscriber begins to read.
-#[derive(Debug, Default)]
-pub struct Start {
-    /// The first event to replay; `None`: the head.
-    pub cursor: Option<Cursor>,
-    /// What of the snapshot did not fit into the first page; it goes out before any event.
-    pub snapshot: Option<SnapshotWalk>,
+#[derive(Debug, Clone, Copy)]
+pub enum Start {
+    /// With what comes from now on.
+    Head,
+    /// Behind the position `seq`: from the tail if it holds everything since, else from the
+    /// log.
+    After(u64),
 }
 
-/// The state of a feed, reached through [`Feed::lock`].
+/// The state of a feed, reached through [`Feed::with`].
 #[derive(Debug)]
 pub struct FeedState {
-    tail: Tail,
-    newest: NewestMap,
-    seats: Slab<Seat>,
-    by_conn: FxHashMap<ConnId, u32>,
-    parked: Vec<u32>,
-    last_seq: u64,
-    joined: Joined,
-}
-
-/// What several seats read in a row is joined once, for the second who asks: a burst is one
-/// piece for all who are at its beginning. Who is elsewhere shares the single frames.
-#[derive(Debug, Default)]
-struct Joined {
-    /// From where the last reader began to the head.
-    asked: Option<u64>,
-    run: Option<Run>,
+    pub(super) tail: Tail,
+    pub(super) newest: NewestMap,
+    pub(super) seats: Slab<Seat>,
+    pub(super) by_conn: FxHashMap<ConnId, u32>,
+    pub(super) parked: Vec<u32>,
+    pub(super) last_seq: u64,
+    pub(super) epoch: Arc<str>,
+    pub(super) joined: Joined,
 }
 
 /// One room's event stream.
 #[derive(Debug)]
 pub struct Feed {
-    room: RoomId,
-    max_frame_out: usize,
-    state: Mutex<FeedState>,
+    pub(super) room: RoomId,
+    pub(super) max_frame_out: usize,
+    pub(super) state: Mutex<FeedState>,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 impl Feed {
-    /// The stream of `room` as of the log's head `seq`, with the newest positions in
-    /// ascending order of their seqs. The tail keeps at most `tail_bytes`.
+    /// The stream of `room` as of the log's head `seq` in `epoch`, with the newest positions
+    /// in ascending order of their seqs. The tail keeps at most `tail_bytes`.
     #[must_use]
     pub fn new(
         room: RoomId,
+        epoch: Arc<str>,
         seq: u64,
         newest: Vec<PositionEvent>,
         tail_bytes: usize,
         max_frame_out: usize,
+        metrics: Arc<Metrics>,
     ) -> Self {
         let mut map = NewestMap::default();
         let mut index = 0;
@@ -161,8 +101,9 @@ impl Feed {
             parked: Vec::new(),
             last_seq: seq,
             joined: Joined::default(),
+            epoch,
         };
-        Self { room, max_frame_out, state: Mutex::new(state) }
+        Self { room, max_frame_out, state: Mutex::new(state), metrics }
     }
 
     /// The room.
@@ -176,38 +117,46 @@ impl Feed {
         change(&mut self.state.lock())
     }
 
-    /// Gives `queue` a seat. The caller has put what must come before the first event into
-    /// the queue's lane already, and holds the lock through `state`.
+    /// Gives `queue` a seat, which first sends `snapshot`. The caller has put what must come
+    /// before the first event into the queue's lane already, and holds the lock through
+    /// `state`.
     pub fn subscribe(
         self: &Arc<Self>,
         state: &mut FeedState,
         queue: &Arc<Queue>,
         events: Events,
         start: Start,
+        snapshot: Option<SnapshotWalk>,
     ) {
         let head = state.tail.head();
-        let cursor = start.cursor.unwrap_or(head);
-        let snapshot = start.snapshot.map(Box::new);
+        let (cursor, sent_seq, replay) = match start {
+            Start::Head => (head, state.last_seq, None),
+            Start::After(seq) => match state.tail.resume_after(seq) {
+                Some(cursor) => (cursor, seq, None),
+                None => {
+                    let replay = Replay { after: seq, page: VecDeque::new(), reading: false };
+                    (head, seq, Some(Box::new(replay)))
+                }
+            },
+        };
         let mut seat = Seat {
             queue: queue.clone(),
             slot: 0,
             events,
             cursor,
+            sent_seq,
             skipped: Backlog::default(),
+            skipped_positions: 0,
             replay_until: head.index,
             end: None,
             mark: 0,
             parked: false,
-            snapshot,
+            pace: Pace::Full,
+            snapshot: snapshot.map(Box::new),
+            replay,
         };
-        for index in cursor.index..head.index {
-            if let Some(entry) = state.tail.get(index)
-                && !seat.wants(index, entry.kind, entry.sender)
-            {
-                seat.skip(entry.frame.len());
-            }
-        }
-        let due = cursor != head || seat.snapshot.is_some();
+        count_skipped(&mut seat, &state.tail);
+        let due = cursor != head || seat.snapshot.is_some() || seat.replay.is_some();
         seat.parked = !due;
         let id = u32::try_from(state.seats.insert(seat)).unwrap_or(u32::MAX);
         state.by_conn.insert(queue.conn(), id);
@@ -228,8 +177,7 @@ impl Feed {
         let Some(id) = state.by_conn.get(&queue.conn()).copied() else {
             // It publishes only: a seat for the walk, which ends with it.
             let head = state.tail.head();
-            let start = Start { cursor: None, snapshot: Some(walk) };
-            self.subscribe(state, queue, Events::All, start);
+            self.subscribe(state, queue, Events::All, Start::Head, Some(walk));
             if let Some(id) = state.by_conn.remove(&queue.conn()) {
                 state.seats[id as usize].end = Some(head);
             }
@@ -237,11 +185,47 @@ impl Feed {
         };
         let seat = &mut state.seats[id as usize];
         seat.snapshot = Some(Box::new(walk));
-        if seat.parked {
-            seat.parked = false;
+        if std::mem::take(&mut seat.parked)
+            && let Some(waker) = seat.queue.due(seat.slot)
+        {
+            waker.wake();
+        }
+    }
+
+    /// Gives `conn` the page that it asked for: events in ascending order, and where the
+    /// next page starts; `None`: the whole of what was asked for has been read.
+    pub fn page_read(
+        &self,
+        conn: ConnId,
+        asked: PageRequest,
+        page: VecDeque<(u64, Bytes)>,
+        next: Option<u64>,
+    ) {
+        self.with(|state| {
+            let Some(seat) = state.seat_of(conn) else { return };
+            let Some(replay) = &mut seat.replay else { return };
+            replay.reading = false;
+            replay.after = next.unwrap_or(asked.up_to);
+            replay.page = page;
             if let Some(waker) = seat.queue.due(seat.slot) {
                 waker.wake();
             }
+        });
+    }
+
+    /// Lets `conn` go on from the head after its replay failed: `snapshot` is the truth. The
+    /// caller has put the new `room_joined` into its lane.
+    pub fn reset(&self, state: &mut FeedState, conn: ConnId, snapshot: Option<SnapshotWalk>) {
+        let head = state.tail.head();
+        let last_seq = state.last_seq;
+        let Some(seat) = state.seat_of(conn) else { return };
+        seat.replay = None;
+        seat.snapshot = snapshot.map(Box::new);
+        seat.catch_up(head);
+        seat.sent_seq = last_seq;
+        seat.pace = Pace::Full;
+        if let Some(waker) = seat.queue.due(seat.slot) {
+            waker.wake();
         }
     }
 
@@ -251,110 +235,6 @@ impl Feed {
         if let Some(id) = state.by_conn.get(&conn).copied() {
             let seat = state.remove(id);
             seat.queue.unsubscribe(seat.slot);
-        }
-    }
-
-    /// Moves events of seat `id` into `batch`. Only the owner of the queue calls this.
-    pub(super) fn read(&self, id: u32, batch: &mut Batch, budget: usize) -> Progress {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let Some(seat) = state.seats.get_mut(id as usize) else { return Progress::CaughtUp };
-        if let Some(walk) = &mut seat.snapshot {
-            let (frame, finished) = walk.page(&self.room, &state.newest, self.max_frame_out);
-            batch.push(frame);
-            if finished {
-                seat.snapshot = None;
-            }
-            return Progress::More;
-        }
-        let end = seat.end.unwrap_or(state.tail.head());
-        if seat.cursor.index < end.index && seat.cursor.index < state.tail.first().index {
-            return Progress::FellBehind;
-        }
-        let head = state.tail.head();
-        let lag = usize::try_from(head.bytes - seat.cursor.bytes).unwrap_or(usize::MAX);
-        if end == head
-            && head.index - seat.cursor.index >= 2
-            && seat.skipped.messages == 0
-            && batch.bytes() + lag <= budget
-            && let Some(run) = state.joined.run(&state.tail, seat.cursor, lag)
-        {
-            batch.push_run(run);
-            seat.cursor = head;
-        }
-        while seat.cursor.index < end.index {
-            if batch.bytes() >= budget {
-                return Progress::More;
-            }
-            let index = seat.cursor.index;
-            let Some(entry) = state.tail.get(index) else { return Progress::FellBehind };
-            seat.cursor = Tail::after(index, entry);
-            if seat.wants(index, entry.kind, entry.sender) {
-                batch.push(entry.frame.clone());
-            } else {
-                seat.unskip(entry.frame.len());
-            }
-        }
-        if seat.end.is_some() {
-            let seat = state.remove(id);
-            seat.queue.unsubscribe(seat.slot);
-        } else {
-            seat.parked = true;
-            seat.queue.not_due(seat.slot);
-            state.park(id);
-            if state.parked.len() >= state.seats.len() {
-                // Everybody has it: an idle room holds no copy.
-                state.joined = Joined::default();
-            }
-        }
-        Progress::CaughtUp
-    }
-
-    /// What seat `id` still has to get.
-    pub(super) fn lag(&self, id: u32) -> Backlog {
-        let state = self.state.lock();
-        let Some(seat) = state.seats.get(id as usize) else { return Backlog::default() };
-        let end = seat.end.unwrap_or(state.tail.head());
-        Backlog {
-            messages: (end.index - seat.cursor.index).saturating_sub(seat.skipped.messages),
-            bytes: (end.bytes - seat.cursor.bytes).saturating_sub(seat.skipped.bytes),
-        }
-    }
-
-    pub(super) fn set_mark(&self, id: u32) {
-        let mut state = self.state.lock();
-        let head = state.tail.head().index;
-        if let Some(seat) = state.seats.get_mut(id as usize) {
-            seat.mark = head;
-        }
-    }
-
-    pub(super) fn passed_mark(&self, id: u32) -> bool {
-        let state = self.state.lock();
-        state.seats.get(id as usize).is_none_or(|seat| seat.cursor.index >= seat.mark)
-    }
-
-    /// Lets seat `id` end at the present head.
-    pub(super) fn stop_seat(&self, id: u32) {
-        let mut state = self.state.lock();
-        let head = state.tail.head();
-        let Some(seat) = state.seats.get_mut(id as usize) else { return };
-        if seat.parked {
-            let seat = state.remove(id);
-            seat.queue.unsubscribe(seat.slot);
-        } else {
-            seat.end = Some(head);
-            // Its own later events no longer count against it.
-            let conn = seat.queue.conn();
-            state.by_conn.remove(&conn);
-        }
-    }
-
-    /// Takes seat `id` away from a queue that is over.
-    pub(super) fn leave_seat(&self, id: u32) {
-        let mut state = self.state.lock();
-        if state.seats.contains(id as usize) {
-            state.remove(id);
         }
     }
 }
@@ -418,20 +298,20 @@ impl FeedState {
         match kind {
             EntryKind::Position { .. } => {
                 if let Some(id) = sender.and_then(|conn| self.by_conn.get(&conn)) {
-                    skip_unparked(&mut self.seats[*id as usize], bytes);
+                    skip_unparked(&mut self.seats[*id as usize], bytes, kind);
                 }
             }
             EntryKind::Other => {
                 for (_, seat) in &mut self.seats {
                     if !seat.wants(index, kind, sender) && seat.end.is_none() {
-                        skip_unparked(seat, bytes);
+                        skip_unparked(seat, bytes, kind);
                     }
                 }
             }
         }
     }
 
-    fn park(&mut self, id: u32) {
+    pub(super) fn park(&mut self, id: u32) {
         // Seats that left stay in the list until the next event; a quiet room with many
         // comings and goings must not collect them.
         if self.parked.len() > 2 * self.seats.len() + 16 {
@@ -443,7 +323,7 @@ impl FeedState {
         self.parked.push(id);
     }
 
-    fn remove(&mut self, id: u32) -> Seat {
+    pub(super) fn remove(&mut self, id: u32) -> Seat {
         let seat = self.seats.remove(id as usize);
         let conn = seat.queue.conn();
         if self.by_conn.get(&conn) == Some(&id) {
@@ -452,10 +332,15 @@ impl FeedState {
         seat
     }
 
-    /// The cursor to resume from behind `seq`, if the tail holds everything since.
+    fn seat_of(&mut self, conn: ConnId) -> Option<&mut Seat> {
+        let id = *self.by_conn.get(&conn)?;
+        self.seats.get_mut(id as usize)
+    }
+
+    /// Connections that get the newest per vehicle only.
     #[must_use]
-    pub fn resume_after(&self, seq: u64) -> Option<Cursor> {
-        self.tail.resume_after(seq)
+    pub fn lagging(&self) -> usize {
+        self.seats.iter().filter(|(_, seat)| seat.pace != Pace::Full).count()
     }
 
     /// The `seq` that a client which has everything until now may resume from.
@@ -480,40 +365,10 @@ impl FeedState {
     pub fn expire(&mut self, oldest: UnixMillis) {
         self.newest.expire(oldest);
     }
-
-    /// How many connections listen.
-    #[must_use]
-    pub fn subscribers(&self) -> usize {
-        self.seats.len()
-    }
-
-    /// The entry at `index` of the tail.
-    #[must_use]
-    pub fn entry(&self, index: u64) -> Option<&Entry> {
-        self.tail.get(index)
-    }
 }
 
-impl Joined {
-    /// The frames from `cursor` to the head, `bytes` long in all, once somebody has read
-    /// just these before.
-    fn run(&mut self, tail: &Tail, cursor: Cursor, bytes: usize) -> Option<Run> {
-        if self.asked.replace(cursor.index) != Some(cursor.index) {
-            self.run = None;
-            return None;
-        }
-        if self.run.is_none() {
-            let frames = (cursor.index..tail.head().index)
-                .map_while(|index| tail.get(index))
-                .map(|entry| &entry.frame);
-            self.run = Some(Run::join(frames, bytes));
-        }
-        self.run.clone()
-    }
-}
-
-fn skip_unparked(seat: &mut Seat, bytes: usize) {
+fn skip_unparked(seat: &mut Seat, bytes: usize, kind: EntryKind) {
     if !seat.parked {
-        seat.skip(bytes);
+        seat.skip(bytes, kind);
     }
 }

@@ -6,14 +6,20 @@
 
 mod batch;
 mod feed;
+mod joined;
+mod ladder;
 mod newest;
 mod queue;
+mod reader;
+mod seat;
 mod snapshot;
 mod tail;
 
 pub use batch::Batch;
-pub use feed::{Events, Feed, FeedState, PositionEvent, Start};
+pub use feed::{Feed, FeedState, PositionEvent, Start};
 pub use newest::{Newest, NewestMap};
 pub use queue::{Backlog, FellBehind, Queue, Weight};
+pub use reader::PageRequest;
+pub use seat::Events;
 pub use snapshot::SnapshotWalk;
-pub use tail::{Cursor, Entry, EntryKind, Tail};
+pub use tail::{Cursor, Entry, EntryKind, Tail, Trimmed};

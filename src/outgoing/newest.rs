@@ -74,6 +74,11 @@ impl NewestMap {
             .filter(move |newest| newest.fix >= oldest)
     }
 
+    /// The newest positions that stand at or above `index`, in the tail's order.
+    pub fn since(&self, index: u64) -> impl Iterator<Item = &Newest> + '_ {
+        self.by_index.range(index..).map(|(_, (_, newest))| newest)
+    }
+
     /// Forgets vehicles whose last fix is before `oldest`.
     pub fn expire(&mut self, oldest: UnixMillis) {
         let by_vehicle = &mut self.by_vehicle;

@@ -17,7 +17,8 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::batch::Batch;
-use super::feed::{Feed, Progress};
+use super::feed::Feed;
+use super::reader::{PageRequest, Progress};
 use crate::ids::ConnId;
 
 /// Whether a frame of the lane holds up the drain (shutdown.md, phase 3, (b)).
@@ -189,9 +190,16 @@ impl Queue {
     /// Moves frames into `batch` until it holds `budget` bytes or nothing is due: first
     /// the lane, then the rooms in turn. Only the owner task calls this.
     ///
+    /// Rooms whose missed events have to be read from the log are added to `pages`.
+    ///
     /// # Errors
-    /// [`FellBehind`] when a room's tail no longer holds what this connection has to get.
-    pub fn take(&self, batch: &mut Batch, budget: usize) -> Result<(), FellBehind> {
+    /// [`FellBehind`] when what this connection has to get is no longer held.
+    pub fn take(
+        &self,
+        batch: &mut Batch,
+        budget: usize,
+        pages: &mut Vec<(Arc<Feed>, PageRequest)>,
+    ) -> Result<(), FellBehind> {
         loop {
             let (feed, seat, slot) = {
                 let mut state = self.state.lock();
@@ -224,6 +232,7 @@ impl Queue {
                     }
                 }
                 Progress::FellBehind => return Err(FellBehind),
+                Progress::NeedsPage(request) => pages.push((feed, request)),
             }
             self.note_in_flight(batch);
         }
@@ -258,6 +267,26 @@ impl Queue {
             bytes: self.in_flight_bytes.load(Ordering::Relaxed) as u64,
         };
         due.into_iter().map(|(feed, seat)| feed.lag(seat)).fold(own.plus(in_flight), Backlog::plus)
+    }
+
+    /// What of it counts for the hard limits: the lane, and what of the rooms holds a copy
+    /// for this connection.
+    #[must_use]
+    pub fn hard_backlog(&self) -> Backlog {
+        let (own, due) = {
+            let state = self.state.lock();
+            let own = Backlog { messages: state.lane.len() as u64, bytes: state.lane_bytes as u64 };
+            (own, Self::due_feeds(&state))
+        };
+        due.into_iter().map(|(feed, seat)| feed.hard_lag(seat)).fold(own, Backlog::plus)
+    }
+
+    /// Goes over to the newest per vehicle in every room that waits.
+    pub fn squeeze(&self) {
+        let due = Self::due_feeds(&self.state.lock());
+        for (feed, seat) in due {
+            feed.squeeze(seat);
+        }
     }
 
     fn due_feeds(state: &State) -> Vec<(Arc<Feed>, u32)> {
@@ -343,7 +372,7 @@ impl Queue {
     }
 }
 
-/// The connection lags behind a room's tail: what it has to get is no longer held.
+/// What this connection has to get, and may not skip, is no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the outgoing queue is over its hard limit")]
+#[error("events that may not be skipped are no longer held for this connection")]
 pub struct FellBehind;

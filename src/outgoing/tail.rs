@@ -32,9 +32,36 @@ pub struct Entry {
     pub kind: EntryKind,
     /// Who must not get it back.
     pub sender: Option<ConnId>,
-    /// All bytes ever appended before this entry.
-    bytes_before: u64,
+    /// Where it stands.
+    at: Cursor,
 }
+
+impl Entry {
+    /// Where it stands.
+    #[must_use]
+    pub fn at(&self) -> Cursor {
+        self.at
+    }
+
+    /// The cursor behind it.
+    #[must_use]
+    pub fn after(&self) -> Cursor {
+        Cursor {
+            index: self.at.index + 1,
+            bytes: self.at.bytes + self.frame.len() as u64,
+            positions: self.at.positions
+                + u64::from(matches!(self.kind, EntryKind::Position { .. })),
+        }
+    }
+}
+
+/// Events that may not be skipped are no longer held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("events that are no positions have been trimmed")]
+pub struct Trimmed;
+
+/// Events that are no positions are held up to this part of the tail's bound.
+const OTHERS_SHARE: u64 = 4;
 
 /// A place in a tail: the next entry to read, with the running total before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +70,8 @@ pub struct Cursor {
     pub index: u64,
     /// Bytes of all entries before it.
     pub bytes: u64,
+    /// Positions among the entries before it.
+    pub positions: u64,
 }
 
 /// The last entries of one room, bounded by bytes.
@@ -53,6 +82,12 @@ pub struct Tail {
     head: Cursor,
     /// Every position of the room with a higher `seq` is held.
     floor: u64,
+    /// Events that are no positions, held on their own: a flood of positions must not push
+    /// them out of reach of a slow reader.
+    others: VecDeque<Entry>,
+    others_bytes: u64,
+    /// Every such event at or above this index is held.
+    others_floor: u64,
     max_bytes: u64,
 }
 
@@ -61,21 +96,34 @@ impl Tail {
     /// to `seq`; it keeps at most `max_bytes` of frames (and always the newest one).
     #[must_use]
     pub fn new(first: u64, seq: u64, max_bytes: usize) -> Self {
-        let start = Cursor { index: first, bytes: 0 };
+        let start = Cursor { index: first, bytes: 0, positions: 0 };
         Self {
             entries: VecDeque::new(),
             first: start,
             head: start,
             floor: seq,
+            others: VecDeque::new(),
+            others_bytes: 0,
+            others_floor: first,
             max_bytes: max_bytes as u64,
         }
     }
 
     /// Adds an entry at the head and trims what is over the bound.
     pub fn append(&mut self, frame: Bytes, kind: EntryKind, sender: Option<ConnId>) {
-        let bytes_before = self.head.bytes;
-        self.head = Cursor { index: self.head.index + 1, bytes: bytes_before + frame.len() as u64 };
-        self.entries.push_back(Entry { frame, kind, sender, bytes_before });
+        let entry = Entry { frame, kind, sender, at: self.head };
+        self.head = entry.after();
+        if kind == EntryKind::Other {
+            self.others_bytes += entry.frame.len() as u64;
+            self.others.push_back(entry.clone());
+            while self.others_bytes > self.max_bytes / OTHERS_SHARE && self.others.len() > 1 {
+                if let Some(gone) = self.others.pop_front() {
+                    self.others_bytes -= gone.frame.len() as u64;
+                    self.others_floor = gone.at.index + 1;
+                }
+            }
+        }
+        self.entries.push_back(entry);
         while self.entries.len() > 1 && self.head.bytes - self.first.bytes > self.max_bytes {
             self.trim_one();
         }
@@ -86,11 +134,33 @@ impl Tail {
             if let EntryKind::Position { seq } = entry.kind {
                 self.floor = seq;
             }
-            self.first = Cursor {
-                index: self.first.index + 1,
-                bytes: entry.bytes_before + entry.frame.len() as u64,
-            };
+            self.first = entry.after();
         }
+    }
+
+    /// The first event at or above `index` that is no position; these are held longer than
+    /// positions.
+    ///
+    /// # Errors
+    /// [`Trimmed`] if one in between is no longer held.
+    pub fn next_other(&self, index: u64) -> Result<Option<&Entry>, Trimmed> {
+        if index < self.others_floor {
+            return Err(Trimmed);
+        }
+        let at = self.others.partition_point(|entry| entry.at.index < index);
+        Ok(self.others.get(at))
+    }
+
+    /// Events at or above `index` that are no positions, as far as they are held.
+    pub fn others_since(&self, index: u64) -> impl Iterator<Item = &Entry> {
+        let at = self.others.partition_point(|entry| entry.at.index < index);
+        self.others.range(at..)
+    }
+
+    /// Every position with a higher `seq` is held.
+    #[must_use]
+    pub fn floor(&self) -> u64 {
+        self.floor
     }
 
     /// Where the next entry will be appended.
@@ -112,12 +182,6 @@ impl Tail {
         self.entries.get(usize::try_from(offset).ok()?)
     }
 
-    /// The cursor behind `entry`, which stands at `index`.
-    #[must_use]
-    pub fn after(index: u64, entry: &Entry) -> Cursor {
-        Cursor { index: index + 1, bytes: entry.bytes_before + entry.frame.len() as u64 }
-    }
-
     /// The cursor from which all positions after `seq` are read, if the tail still holds
     /// them all.
     #[must_use]
@@ -128,13 +192,12 @@ impl Tail {
         // Seqs of positions ascend, but entries without one stand between them; resumes
         // are mostly near the head, so search from there.
         let mut cursor = self.head;
-        for (offset, entry) in self.entries.iter().enumerate().rev() {
+        for entry in self.entries.iter().rev() {
             if let EntryKind::Position { seq: at } = entry.kind {
                 if at <= seq {
                     break;
                 }
-                cursor =
-                    Cursor { index: self.first.index + offset as u64, bytes: entry.bytes_before };
+                cursor = entry.at;
             }
         }
         Some(cursor)
@@ -160,6 +223,23 @@ mod tests {
         assert_eq!(tail.head().index, 15);
         assert_eq!(tail.first().index, 12, "three frames of 30 fit 100");
         assert!(tail.get(11).is_none() && tail.get(12).is_some() && tail.get(15).is_none());
+    }
+
+    #[test]
+    fn other_events_outlive_the_positions_around_them() {
+        let mut tail = Tail::new(0, 0, 100);
+        tail.append(frame(10), EntryKind::Other, None);
+        for seq in 1..=10 {
+            tail.append(frame(50), EntryKind::Position { seq }, None);
+        }
+        assert!(tail.get(0).is_none());
+        assert_eq!(tail.next_other(0).unwrap().map(|entry| entry.at().index), Some(0));
+        assert!(tail.next_other(1).unwrap().is_none());
+        for _ in 0..5 {
+            tail.append(frame(10), EntryKind::Other, None);
+        }
+        assert_eq!(tail.next_other(0).err(), Some(Trimmed));
+        assert_eq!(tail.others_since(0).count(), 2, "a quarter of the bound");
     }
 
     #[test]

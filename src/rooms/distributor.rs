@@ -8,11 +8,9 @@ use std::task::Waker;
 
 use tokio::sync::mpsc;
 
+use super::encode::{Fix, encode, encode_stored};
 use super::hub::Hub;
-use crate::ids::{ClientId, ConnId, RoomId, VehicleId};
-use crate::outgoing::PositionEvent;
-use crate::protocol::{event, frame};
-use crate::room_log::{Committed, LogEvent, Receipt, StoreFailure, StoredPosition, Verdict};
+use crate::room_log::{Committed, LogEvent, Receipt, StoreFailure, Verdict};
 use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
@@ -62,14 +60,18 @@ impl Distributor {
     fn distribute(&mut self, event: LogEvent) {
         match event {
             LogEvent::Committed(batch) => {
+                self.metrics.room_log_batch_size.observe(batch.len() as f64);
+                let now = UnixMillis::now();
                 for committed in batch {
+                    let waited = now.get() - committed.append.received_at.get();
+                    self.metrics.room_log_append_seconds.observe(waited.max(0) as f64 / 1000.0);
                     self.committed(committed);
                 }
             }
-            LogEvent::RoomLoaded { room, head, newest, .. } => {
+            LogEvent::RoomLoaded { room, head, newest, trimmed_to, .. } => {
                 self.hub.set_head(head);
                 let newest = newest.iter().map(|stored| encode_stored(&room, stored)).collect();
-                self.hub.activate(&room, head, newest);
+                self.hub.activate(&room, head, trimmed_to, newest);
             }
             LogEvent::Failing(failure) => self.watcher.failing(&failure),
             LogEvent::Recovered => self.watcher.recovered(),
@@ -113,49 +115,4 @@ impl Distributor {
             reply(Receipt { outcomes });
         }
     }
-}
-
-struct Fix<'a> {
-    client: &'a ClientId,
-    vehicle: &'a VehicleId,
-    body: &'a str,
-    fix: UnixMillis,
-    received_at: UnixMillis,
-    sender: Option<ConnId>,
-}
-
-fn encode(room: &RoomId, seq: u64, fix: &Fix<'_>) -> PositionEvent {
-    let event = event::location_update(
-        room,
-        seq,
-        fix.client,
-        fix.vehicle,
-        fix.body,
-        fix.fix,
-        fix.received_at,
-    );
-    let header = frame::header_len(event.text.len());
-    PositionEvent {
-        vehicle: fix.vehicle.clone(),
-        seq,
-        fix: fix.fix,
-        item: event.item.start + header..event.item.end + header,
-        frame: frame::text_frame(&event.text),
-        sender: fix.sender,
-    }
-}
-
-fn encode_stored(room: &RoomId, stored: &StoredPosition) -> PositionEvent {
-    encode(
-        room,
-        stored.seq,
-        &Fix {
-            client: &stored.client,
-            vehicle: &stored.vehicle,
-            body: &stored.body,
-            fix: stored.fix,
-            received_at: stored.received_at,
-            sender: None,
-        },
-    )
 }

@@ -4,7 +4,7 @@
 //! the log's order and from one task; joins and leaves come from the connections.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use super::presence::LeaveReason;
 use super::room::{Gone, Join, LogView, Room};
 use crate::ids::{ClientId, ConnId, RoomId};
 use crate::outgoing::{Feed, PositionEvent};
+use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
 /// How long presence changes of a room are collected before they are announced.
@@ -60,10 +61,7 @@ pub enum JoinRefused {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JoinProgress {
     /// Answered.
-    Answered {
-        /// Whether `since` could be honoured, if there was one.
-        resumed: Option<bool>,
-    },
+    Answered,
     /// The room is being loaded from the log; it will be answered then.
     Waiting {
         /// The caller has to ask the log for the room.
@@ -80,11 +78,11 @@ enum Place {
 pub struct Hub {
     places: RwLock<FxHashMap<RoomId, Place>>,
     settings: Settings,
+    metrics: Arc<Metrics>,
     epoch: RwLock<Arc<str>>,
     head: AtomicU64,
     announced: AtomicBool,
     announcements: mpsc::UnboundedSender<(Instant, Arc<Room>)>,
-    resumed: [AtomicUsize; 2],
 }
 
 /// Announces presence changes when their time has come. Spawn [`Announcer::run`].
@@ -106,18 +104,18 @@ impl Announcer {
 }
 
 impl Hub {
-    /// No rooms yet; the log is at `head` of `epoch`.
+    /// No rooms yet, and no log: [`Hub::set_epoch`] follows when it is open.
     #[must_use]
-    pub fn new(settings: Settings, epoch: Arc<str>, head: u64) -> (Arc<Self>, Announcer) {
+    pub fn new(settings: Settings, metrics: Arc<Metrics>) -> (Arc<Self>, Announcer) {
         let (announcements, due) = mpsc::unbounded_channel();
         let hub = Arc::new(Self {
             places: RwLock::default(),
             settings,
-            epoch: RwLock::new(epoch),
-            head: AtomicU64::new(head),
+            metrics,
+            epoch: RwLock::new("".into()),
+            head: AtomicU64::new(0),
             announced: AtomicBool::new(true),
             announcements,
-            resumed: [AtomicUsize::new(0), AtomicUsize::new(0)],
         });
         let announcer = Announcer { hub: hub.clone(), due };
         (hub, announcer)
@@ -131,11 +129,11 @@ impl Hub {
         loop {
             if let Some(active) = self.get(room) {
                 let limit = self.settings.members_per_room;
-                if limit > 0 && active.connections() >= limit {
+                if limit > 0 && !join.again && active.connections() >= limit {
                     return Err(JoinRefused::RoomFull(limit));
                 }
                 match self.join_active(&active, join) {
-                    Ok(resumed) => return Ok(JoinProgress::Answered { resumed }),
+                    Ok(()) => return Ok(JoinProgress::Answered),
                     // Its last member left meanwhile: look again.
                     Err(Gone(again)) => join = again,
                 }
@@ -165,17 +163,17 @@ impl Hub {
         }
     }
 
-    fn join_active(&self, room: &Arc<Room>, join: Join) -> Result<Option<bool>, Gone> {
+    fn join_active(&self, room: &Arc<Room>, join: Join) -> Result<(), Gone> {
         let epoch = self.epoch();
         let log = LogView { epoch: &epoch, head: self.head() };
         let joined = room.join(join, &log, &self.settings)?;
         if joined.announce {
             self.announce_later(room);
         }
-        if let Some(recovered) = joined.resumed {
-            self.resumed[usize::from(recovered)].fetch_add(1, Ordering::Relaxed);
+        if let Some(outcome) = joined.resumed {
+            self.metrics.resumes.get(outcome).inc();
         }
-        Ok(joined.resumed)
+        Ok(())
     }
 
     fn announce_later(&self, room: &Arc<Room>) {
@@ -223,11 +221,18 @@ impl Hub {
     }
 
     /// Makes a room active once the log has loaded it, and answers the joins that waited.
-    pub fn activate(&self, room: &RoomId, seq: u64, newest: Vec<PositionEvent>) {
-        let settings = &self.settings;
-        let feed =
-            Feed::new(room.clone(), seq, newest, settings.tail_bytes, settings.max_frame_out);
-        let active = Arc::new(Room::new(feed));
+    pub fn activate(&self, room: &RoomId, seq: u64, trimmed_to: u64, newest: Vec<PositionEvent>) {
+        let Settings { tail_bytes, max_frame_out, .. } = self.settings;
+        let feed = Feed::new(
+            room.clone(),
+            self.epoch(),
+            seq,
+            newest,
+            tail_bytes,
+            max_frame_out,
+            self.metrics.clone(),
+        );
+        let active = Arc::new(Room::new(feed, trimmed_to));
         let waiting = {
             let mut places = self.places.write();
             match places.get_mut(room) {
@@ -313,27 +318,25 @@ impl Hub {
         (places.len(), members)
     }
 
-    /// Resumes that found everything, and those that got a reset.
-    #[must_use]
-    pub fn resumes(&self) -> (usize, usize) {
-        let [reset, recovered] = &self.resumed;
-        (recovered.load(Ordering::Relaxed), reset.load(Ordering::Relaxed))
-    }
-
     /// Forgets vehicles whose last fix is too old, in all rooms.
     pub fn expire(&self, now: UnixMillis) {
-        let rooms: Vec<_> = self
-            .places
-            .read()
-            .values()
-            .filter_map(|place| match place {
-                Place::Active(room) => Some(room.clone()),
-                Place::Loading(_) => None,
-            })
-            .collect();
         let oldest = self.settings.oldest_fix(now);
-        for room in rooms {
+        for room in self.active() {
             room.feed().with(|state| state.expire(oldest));
         }
+    }
+
+    /// Connections that lag in a room, summed over the rooms.
+    #[must_use]
+    pub fn lagging(&self) -> usize {
+        self.active().iter().map(|room| room.feed().with(|state| state.lagging())).sum()
+    }
+
+    fn active(&self) -> Vec<Arc<Room>> {
+        let active = |place: &Place| match place {
+            Place::Active(room) => Some(room.clone()),
+            Place::Loading(_) => None,
+        };
+        self.places.read().values().filter_map(active).collect()
     }
 }

@@ -3,11 +3,14 @@
 //! Rooms know outgoing queues, never sockets or sessions.
 
 mod distributor;
+mod encode;
 mod hub;
 mod presence;
+mod replay;
 mod room;
 
 pub use distributor::{Distributor, LogWatcher};
 pub use hub::{Announcer, Hub, JoinProgress, JoinRefused, PRESENCE_COLLECTED_FOR, Settings};
 pub use presence::{LeaveReason, Presence};
+pub use replay::Replayer;
 pub use room::{Join, JoinDone, Room};

@@ -11,11 +11,12 @@ use rustc_hash::FxHashSet;
 use super::hub::Settings;
 use super::presence::{LeaveReason, Presence};
 use crate::ids::{ClientId, ConnId, RoomId};
-use crate::outgoing::{Cursor, Events, Feed, PositionEvent, Queue, SnapshotWalk, Start, Weight};
+use crate::outgoing::{Events, Feed, FeedState, PositionEvent, Queue, SnapshotWalk, Start, Weight};
 use crate::protocol::client::{Mode, Since};
 use crate::protocol::envelope::RequestId;
 use crate::protocol::page::PageBuilder;
 use crate::protocol::{frame, server};
+use crate::telemetry::metrics::ResumeOutcome;
 use crate::time::UnixMillis;
 
 /// Called when a join has been answered.
@@ -29,6 +30,8 @@ pub struct Join {
     pub client: ClientId,
     /// Never announced (viewers of a public map).
     pub hidden: bool,
+    /// It is in the room already: this join replaces the old one, whatever the limits say.
+    pub again: bool,
     /// What it was granted.
     pub mode: Mode,
     /// The old gateway's flat form: a short answer, positions only.
@@ -56,6 +59,17 @@ struct Members {
 pub struct Room {
     feed: Arc<Feed>,
     members: Mutex<Members>,
+    /// A resume from a lower `seq` has missed what retention took.
+    trimmed_to: u64,
+}
+
+/// What a `room_joined` says.
+pub(super) struct Told<'a> {
+    pub(super) id: Option<&'a RequestId>,
+    pub(super) mode: Mode,
+    pub(super) flat: bool,
+    pub(super) recovered: bool,
+    pub(super) epoch: &'a str,
 }
 
 /// The room was given up while it was being looked for.
@@ -69,8 +83,8 @@ pub(super) struct LogView<'a> {
 }
 
 impl Room {
-    pub(super) fn new(feed: Feed) -> Self {
-        Self { feed: Arc::new(feed), members: Mutex::default() }
+    pub(super) fn new(feed: Feed, trimmed_to: u64) -> Self {
+        Self { feed: Arc::new(feed), members: Mutex::default(), trimmed_to }
     }
 
     /// Its name.
@@ -108,44 +122,70 @@ impl Room {
         if join.queue.is_closed() {
             return Ok(Joined { announce: false, resumed: None });
         }
+        members.presence.show();
         if members.connections.insert(join.queue.conn()) && !join.hidden {
             members.presence.join(&join.client, join.queue.conn());
         }
         let announce = members.wants_announcing();
-        let recovered = self.feed.with(|state| {
-            let cursor = join.since.as_ref().and_then(|since| {
-                let known = since.epoch == log.epoch && since.seq <= log.head;
-                known.then(|| state.resume_after(since.seq)).flatten()
-            });
-            let recovered = cursor.is_some();
-            let (text, walk) = self.answer(&join, &members.presence, state, cursor, log, settings);
+        let resumed = join.since.as_ref().map(|since| {
+            if since.epoch != log.epoch || since.seq > log.head {
+                ResumeOutcome::Unknown
+            } else if since.seq < self.trimmed_to {
+                ResumeOutcome::TooOld
+            } else {
+                ResumeOutcome::Recovered
+            }
+        });
+        let recovered = resumed == Some(ResumeOutcome::Recovered) && join.mode.subscribes();
+        let resume = join.since.as_ref().filter(|_| recovered);
+        self.feed.with(|state| {
+            let told = Told {
+                id: join.id.as_ref(),
+                mode: join.mode,
+                flat: join.flat,
+                recovered,
+                epoch: log.epoch,
+            };
+            let (text, walk) = self.room_joined(&told, &members.presence, state, settings);
             join.queue.push(frame::text_frame(&text), Weight::Free);
             if join.mode.subscribes() {
                 let events = if join.flat { Events::PositionsOnly } else { Events::All };
-                let start = Start { cursor, snapshot: walk };
-                self.feed.subscribe(state, &join.queue, events, start);
+                let start = resume.map_or(Start::Head, |since| Start::After(since.seq));
+                self.feed.subscribe(state, &join.queue, events, start, walk);
             }
-            recovered
         });
         (join.done)();
-        Ok(Joined { announce, resumed: join.since.map(|_| recovered) })
+        Ok(Joined { announce, resumed })
     }
 
-    fn answer(
+    /// Lets a connection whose replay failed go on from the head: `room_joined` again,
+    /// without an id, and the snapshot is the truth.
+    pub(super) fn reset(&self, queue: &Queue, told: &Told<'_>, settings: &Settings) {
+        let mut members = self.members.lock();
+        if !members.connections.contains(&queue.conn()) {
+            return;
+        }
+        members.presence.show();
+        self.feed.with(|state| {
+            let (text, walk) = self.room_joined(told, &members.presence, state, settings);
+            queue.push(frame::text_frame(&text), Weight::Free);
+            self.feed.reset(state, queue.conn(), walk);
+        });
+    }
+
+    fn room_joined(
         &self,
-        join: &Join,
+        told: &Told<'_>,
         presence: &Presence,
-        state: &crate::outgoing::FeedState,
-        cursor: Option<Cursor>,
-        log: &LogView<'_>,
+        state: &FeedState,
         settings: &Settings,
     ) -> (String, Option<SnapshotWalk>) {
-        let (id, room, seq) = (join.id.as_ref(), self.id(), state.last_seq());
-        if join.flat {
-            return (server::room_joined_flat(id, room, log.epoch, seq), None);
+        let (id, room, seq) = (told.id, self.id(), state.last_seq());
+        if told.flat {
+            return (server::room_joined_flat(id, room, told.epoch, seq), None);
         }
-        if !join.mode.subscribes() {
-            return (server::room_joined_publish(id, room, log.epoch, seq), None);
+        if !told.mode.subscribes() {
+            return (server::room_joined_publish(id, room, told.epoch, seq), None);
         }
         let listed = presence.members(settings.presence_members).cloned().collect();
         let oldest = settings.oldest_fix(UnixMillis::now());
@@ -153,10 +193,10 @@ impl Room {
         let mut page = PageBuilder::room_joined(
             id,
             room,
-            join.mode,
-            log.epoch,
+            told.mode,
+            told.epoch,
             seq,
-            cursor.is_some(),
+            told.recovered,
             presence.len(),
             settings.max_frame_out,
         );
@@ -224,8 +264,8 @@ impl Members {
 /// What a join led to.
 pub(super) struct Joined {
     pub(super) announce: bool,
-    /// Whether `since` could be honoured, if there was one.
-    pub(super) resumed: Option<bool>,
+    /// What became of `since`, if there was one.
+    pub(super) resumed: Option<ResumeOutcome>,
 }
 
 /// What a leave led to.

@@ -83,7 +83,7 @@ impl Report {
             bytes_flushed: read(&tally.bytes_flushed),
             messages_dropped: read(&tally.messages_dropped),
             bytes_dropped: read(&tally.bytes_dropped),
-            held_notifications_dropped: 0,
+            held_notifications_dropped: read(&tally.held_notifications_dropped),
             kernel_unacked_bytes: read(&tally.kernel_unacked_bytes),
             requests_completed: read(&requests.completed_draining),
             requests_refused: read(&requests.refused),
