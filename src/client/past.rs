@@ -8,6 +8,7 @@ use futures_util::{Stream, StreamExt};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use super::handle::{Client, GiveUp, room_id, unexpected};
 use super::requests::Request;
@@ -209,12 +210,14 @@ impl Client {
         let mut sent = 0;
         let mut index: u64 = 0;
         let mut positions = pin!(positions);
+        let mut full_by = Instant::now();
         loop {
-            let next = positions.next();
             let next = if chunk.is_empty() {
-                next.await
+                let next = positions.next().await;
+                full_by = Instant::now() + LINGER;
+                next
             } else {
-                match tokio::time::timeout(LINGER, next).await {
+                match tokio::time::timeout_at(full_by, positions.next()).await {
                     Ok(next) => next,
                     Err(_) => {
                         self.send_chunk(key, &mut standing, &mut sent, &mut chunk).await?;
@@ -233,6 +236,7 @@ impl Client {
                 if !chunk.is_empty() {
                     self.send_chunk(key, &mut standing, &mut sent, &mut chunk).await?;
                 }
+                full_by = Instant::now() + LINGER;
                 if !chunk.push(&text) {
                     let why = format!("position {index} is longer than the server's frames");
                     return Err(Error::Invalid(why));

@@ -7,6 +7,7 @@
 )]
 
 mod bad_input;
+mod client;
 mod container;
 mod control_frames;
 mod drain;
@@ -20,3 +21,4 @@ mod protocol;
 mod shutdown;
 mod smoke;
 mod tokens;
+mod traces;
