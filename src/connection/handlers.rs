@@ -214,6 +214,7 @@ impl Session {
             queue: self.queue().clone(),
             client: self.identity.client_id.clone(),
             hidden: self.identity.hidden,
+            again,
             mode: granted,
             flat: asked.flat,
             since: asked.since,
