@@ -142,5 +142,6 @@ async fn an_upload_is_held_through_a_pause_and_refused_by_a_drain() {
     let more = fixes(50);
     let (result, ()) = tokio::join!(client.backfill("r", None, stream::iter(&more)), stop);
     assert!(matches!(result, Err(Error::Draining)), "{result:?}");
+    client.close().await;
     assert_eq!(server.wait().code, Some(0));
 }

@@ -76,14 +76,14 @@ async fn a_full_server_is_tried_again_when_it_says() {
         .answer("HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
         .await;
     let refused = Instant::now();
-    server.welcome().await;
+    let _session = server.welcome().await;
     assert!(refused.elapsed() >= Duration::from_secs(1));
     until_phase(&client, Phase::Connected).await;
 
     let full = Server::builder().set("server.max_connections", 1).start();
     let (_first, _) = connect("first", &[full.public]).await;
     let (second, _events) = builder("second", &[full.public, server.address]).start().unwrap();
-    server.welcome().await;
+    let _other = server.welcome().await;
     until_phase(&second, Phase::Connected).await;
     let state = second.state().borrow().clone();
     assert_eq!(state.endpoint.as_deref(), Some(&*format!("ws://{}/ws", server.address)));
