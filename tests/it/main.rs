@@ -19,8 +19,10 @@
 )]
 #![allow(unreachable_pub, reason = "`pub` says what the modules share")]
 
+mod admin;
 mod bad_input;
 mod client;
+mod commands;
 mod container;
 mod control_frames;
 mod dashboards;
