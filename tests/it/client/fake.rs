@@ -108,7 +108,7 @@ impl Session {
     pub async fn close(mut self, code: u16, reason: &str) {
         let frame = CloseFrame { code: code.into(), reason: reason.to_owned().into() };
         self.socket.send(Message::Close(Some(frame))).await.unwrap();
-        let _ = timeout(PATIENCE, async { while let Some(Ok(_)) = self.socket.next().await {} })
+        timeout(PATIENCE, async { while let Some(Ok(_)) = self.socket.next().await {} })
             .await
             .expect("the close was not answered");
     }
