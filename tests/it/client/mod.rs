@@ -52,8 +52,13 @@ async fn next(events: &mut Events) -> Event {
     timeout(PATIENCE, events.next()).await.expect("no event").expect("the client has ended")
 }
 
-/// A call on the admin port.
+/// A call on the admin port, answered with JSON.
 fn call(server: &Server, method: &str, path: &str) -> Value {
+    serde_json::from_str(&admin(server, method, path)).unwrap()
+}
+
+/// The body of the answer to a call on the admin port.
+fn admin(server: &Server, method: &str, path: &str) -> String {
     let mut stream = raw::connect(server.admin);
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         .unwrap();
@@ -61,7 +66,7 @@ fn call(server: &Server, method: &str, path: &str) -> Value {
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    serde_json::from_str(body).unwrap()
+    body.to_owned()
 }
 
 /// Waits until the paused server holds `count` requests.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::fake::Fake;
 use super::proxy::Proxy;
-use super::{builder, connect, keys, log_of, next, until, until_phase};
+use super::{admin, builder, connect, keys, log_of, next, until, until_phase};
 use crate::harness::{PATIENCE, Server};
 
 /// The next position's sequence number; a gap is a failure.
@@ -151,9 +151,9 @@ async fn a_token_provider_that_does_not_and_a_token_that_cannot() {
     assert_eq!(client.state().borrow().phase, Phase::Unauthorized);
     assert!(asked.load(Ordering::Relaxed) >= 3);
     // The server saw the token once: it is not tried again.
-    let closed = |line: &serde_json::Value| line["code"] == 4001;
-    server.wait_for_line(closed);
-    assert_eq!(server.lines().iter().filter(|line| closed(line)).count(), 1);
+    let metrics = admin(&server, "GET", "/metrics");
+    let refused = "milepost_handshakes_refused_total{reason=\"authentication\"} 1";
+    assert!(metrics.lines().any(|line| line == refused), "{metrics}");
 
     let fixed = builder("ignored", &[server.public]).token("not.a.token");
     let refused = timeout(PATIENCE, fixed.clone().connect()).await.unwrap();
