@@ -45,7 +45,7 @@ const BLOCKED_CHECK: u64 = 250;
 /// Bytes on their way that may be nothing but pings.
 const PINGS: u64 = 64;
 /// What tungstenite allocates for reading, and the step in which it copies.
-const DECODE_BUFFER: usize = 1024;
+const DECODE_BUFFER: usize = 512;
 /// What is read from a socket at once; one buffer per worker thread.
 const READ_BUFFER: usize = 16 * 1024;
 
@@ -99,6 +99,17 @@ enum Stage {
     Closing(Close),
     /// The peer closed; our answer goes out.
     PeerClosed,
+}
+
+/// What reading led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Input {
+    /// There was some; there may be more.
+    Some,
+    /// None: the socket wakes the task when there is.
+    None,
+    /// The socket was not asked.
+    NotNow,
 }
 
 /// How a connection ended, for the log.
@@ -254,12 +265,13 @@ impl Connection {
         let orders = self.handle().take_orders();
         self.carry_out(orders, now);
         for _ in 0..ROUNDS {
-            let mut progress = self.read(cx, now);
-            progress |= self.write(cx, now);
+            let input = self.read(cx, now);
+            let wrote = self.write(cx, now);
             if self.end.is_some() {
                 return true;
             }
-            if !progress {
+            // What was written may be what reading waited for.
+            if !(input == Input::Some || wrote && input == Input::NotNow) {
                 return true;
             }
         }
@@ -323,9 +335,9 @@ impl Connection {
         }
     }
 
-    fn read(&mut self, cx: &mut Context<'_>, now: u64) -> bool {
+    fn read(&mut self, cx: &mut Context<'_>, now: u64) -> Input {
         if self.end.is_some() {
-            return false;
+            return Input::NotNow;
         }
         let mut progress = false;
         if matches!(self.stage, Stage::Open | Stage::Finishing)
@@ -335,32 +347,33 @@ impl Connection {
             progress = session.release_held();
         }
         if !self.may_read() {
-            return progress;
+            return if progress { Input::Some } else { Input::NotNow };
         }
         if self.stashed {
             self.stashed = false;
             let stash = std::mem::take(&mut self.stash);
             self.decode(&stash, now);
-            return true;
+            return Input::Some;
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let socket = self.handle().socket.clone();
             match socket.poll_read_into(cx, scratch) {
-                Poll::Pending => progress,
+                Poll::Pending if progress => Input::Some,
+                Poll::Pending => Input::None,
                 Poll::Ready(Ok(0)) => {
                     self.peer_gone("end of stream");
-                    true
+                    Input::Some
                 }
                 Poll::Ready(Ok(read)) => {
                     self.last_received = now;
                     if !self.deaf {
                         self.decode(&scratch[..read], now);
                     }
-                    true
+                    Input::Some
                 }
                 Poll::Ready(Err(_)) => {
                     self.peer_gone("connection lost");
-                    true
+                    Input::Some
                 }
             }
         })
@@ -507,6 +520,8 @@ impl Connection {
             {
                 self.take(now);
             }
+            // What comes in from here on is signalled.
+            let is_all = self.batch.bytes() < BATCH_BYTES;
             self.check_drain(now);
             if self.batch.is_empty() {
                 self.last_try = false;
@@ -522,6 +537,11 @@ impl Connection {
                     self.blocked_since = None;
                     self.last_sent = now;
                     self.wrote(written);
+                    if is_all && self.batch.is_empty() && !self.draining {
+                        self.last_try = false;
+                        self.written_out();
+                        break;
+                    }
                 }
                 Poll::Ready(Err(_)) => self.peer_gone("connection lost"),
                 Poll::Pending if self.last_try => {

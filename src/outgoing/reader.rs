@@ -3,6 +3,7 @@
 
 use super::batch::Batch;
 use super::feed::{Feed, FeedState};
+use super::joined::Joined;
 use super::ladder::{self, Walked};
 use super::queue::Backlog;
 use super::seat::{Events, Pace, Replay, Seat};
@@ -70,6 +71,19 @@ impl Feed {
                 return walked.progress();
             }
         }
+        let head = state.tail.head();
+        let lag = usize::try_from(head.bytes - seat.cursor.bytes).unwrap_or(usize::MAX);
+        if end == head
+            && seat.pace == Pace::Full
+            && head.index - seat.cursor.index >= 2
+            && seat.skipped.messages == 0
+            && batch.bytes().saturating_add(lag) <= budget
+            && let Some((run, last)) = state.joined.run(&state.tail, seat.cursor, lag)
+        {
+            batch.push_run(run);
+            seat.catch_up(head);
+            seat.sent_seq = last.unwrap_or(seat.sent_seq);
+        }
         while seat.cursor.index < end.index {
             if batch.bytes() >= budget {
                 return Progress::More;
@@ -93,6 +107,10 @@ impl Feed {
             seat.parked = true;
             seat.queue.not_due(seat.slot);
             state.park(id);
+            if state.parked.len() >= state.seats.len() {
+                // Everybody has it: an idle room holds no copy.
+                state.joined = Joined::default();
+            }
         }
         Progress::CaughtUp
     }
