@@ -25,17 +25,19 @@ use crate::protocol::{ErrorCode, Kind, Mode, ServerMessage, Since};
 /// ends when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Client {
-    commands: mpsc::UnboundedSender<Command>,
-    permits: Arc<Semaphore>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) permits: Arc<Semaphore>,
+    /// Uploads take turns: a connection may have one open.
+    pub(super) uploads: Arc<Semaphore>,
     state: watch::Receiver<State>,
     keys: Arc<std::sync::atomic::AtomicU64>,
 }
 
 /// Takes a request back when its caller gives up.
-struct GiveUp<'a> {
-    commands: &'a mpsc::UnboundedSender<Command>,
-    key: u64,
-    armed: bool,
+pub(super) struct GiveUp<'a> {
+    pub(super) commands: &'a mpsc::UnboundedSender<Command>,
+    pub(super) key: u64,
+    pub(super) armed: bool,
 }
 
 impl Drop for GiveUp<'_> {
@@ -57,10 +59,16 @@ impl Client {
         permits: Arc<Semaphore>,
         state: watch::Receiver<State>,
     ) -> Self {
-        Self { commands, permits, state, keys: Arc::default() }
+        Self {
+            commands,
+            permits,
+            uploads: Arc::new(Semaphore::new(1)),
+            state,
+            keys: Arc::default(),
+        }
     }
 
-    fn key(&self) -> u64 {
+    pub(super) fn key(&self) -> u64 {
         self.keys.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
@@ -151,6 +159,24 @@ impl Client {
     /// dies before the answer, it is sent again within the server's deduplication window
     /// and stored once.
     ///
+    /// Beyond the window the server may have forgotten the key, but an upload is held
+    /// against the log itself. That has no sequence number to acknowledge, so it is the
+    /// caller's to start; the position needs its `timestamp` for it:
+    ///
+    /// ```no_run
+    /// # use milepost::client::{Client, Error, Fix};
+    /// # async fn run(client: Client, fix: Fix) -> Result<(), Error> {
+    /// match client.publish_keyed(["north"], "trip-1/17", &fix).await {
+    ///     Err(Error::UnknownOutcome) => {
+    ///         let positions = futures_util::stream::iter([&fix]);
+    ///         client.backfill("north", None, positions).await?;
+    ///     }
+    ///     other => drop(other?),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// What the server says; [`Error::UnknownOutcome`] once the window has passed.
     pub async fn publish_keyed<T>(
@@ -223,11 +249,11 @@ impl Client {
         }
     }
 
-    fn command(&self, command: Command) -> Result<(), Error> {
+    pub(super) fn command(&self, command: Command) -> Result<(), Error> {
         self.commands.send(command).map_err(|_| Error::Closed)
     }
 
-    async fn request(
+    pub(super) async fn request(
         &self,
         kind: Kind,
         notification: bool,
@@ -251,6 +277,7 @@ impl Client {
             first_sent: None,
             resends: Resends::default(),
             unknown: false,
+            upload: None,
         }))?;
         let mut give_up = GiveUp { commands: &self.commands, key, armed: true };
         let result = answer.await;
@@ -260,12 +287,12 @@ impl Client {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "takes what matched nothing")]
-fn unexpected(answer: Option<ServerMessage>) -> Error {
+pub(super) fn unexpected(answer: Option<ServerMessage>) -> Error {
     let kind = answer.as_ref().map_or("nothing", ServerMessage::kind);
     Error::Protocol(format!("the answer is {kind:?}"))
 }
 
-fn room_id(room: &str) -> Result<RoomId, Error> {
+pub(super) fn room_id(room: &str) -> Result<RoomId, Error> {
     RoomId::parse(room).map_err(|bad| Error::Invalid(format!("a room must be {bad}")))
 }
 

@@ -59,7 +59,7 @@ impl<C: Connector> Task<C> {
                 let error = Refused::from(*error);
                 self.emit(Event::TokenRefused(error.to_string().into()));
             }
-            (Asked::Refresh(_), _) => {}
+            (Asked::Refresh(_) | Asked::Abandoned(_), _) => {}
         }
         // An older link may have answered its last request.
         self.dirty |= self.links.len() > 1;
@@ -174,6 +174,12 @@ impl<C: Connector> Task<C> {
             }
             ServerMessage::NotificationsDropped(dropped) => {
                 self.emit(Event::NotificationsDropped(dropped));
+            }
+            ServerMessage::BackfillProgress(_) => {
+                let upload = self.link(id).and_then(|link| link.uploading);
+                if let Some(key) = upload {
+                    self.requests.committed(key);
+                }
             }
             ServerMessage::TokenExpiring(_) if self.current == Some(id) => self.refresh_token(),
             ServerMessage::ServerShuttingDown(notice) => {

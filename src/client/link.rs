@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::{Sink, SinkExt, Stream, StreamExt};
 use rustc_hash::FxHashMap;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
@@ -29,9 +30,11 @@ use crate::protocol::{ServerFrame, ServerMessage};
 pub(super) const CLOSE_TIME: Duration = Duration::from_secs(3);
 
 /// What a wire id on this link stands for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Asked {
     Request(u64),
+    /// An upload whose caller gave up; the next one waits for the end of this.
+    Abandoned(#[allow(dead_code, reason = "held for its drop")] OwnedSemaphorePermit),
     Join(RoomId),
     Refresh(Arc<str>),
 }
@@ -39,7 +42,7 @@ pub(super) enum Asked {
 /// What came of polling a link.
 #[derive(Debug)]
 pub(super) enum LinkEvent {
-    /// A notification was handed to the socket.
+    /// A notification or the beginning of an upload was handed to the socket.
     Written(u64),
     /// A message of the server.
     Text(Utf8Bytes),
@@ -62,7 +65,8 @@ enum Stage {
 struct Out {
     text: String,
     wire: Option<i64>,
-    notification: Option<u64>,
+    /// Whose writing is told.
+    told: Option<u64>,
 }
 
 /// A time from the server, in milliseconds, as one that clocks can hold.
@@ -88,6 +92,8 @@ pub(super) struct Link<S> {
     /// Answered `SERVER_DRAINING`: new requests would be refused too.
     pub(super) refuses: bool,
     pub(super) asked: FxHashMap<i64, Asked>,
+    /// The upload that began last on this link.
+    pub(super) uploading: Option<u64>,
     /// When a close in progress is given up.
     pub(super) close_by: Option<Instant>,
     socket: WebSocketStream<S>,
@@ -143,6 +149,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
             noticed: false,
             refuses: false,
             asked: FxHashMap::default(),
+            uploading: None,
             close_by: None,
             socket,
             outbox: VecDeque::new(),
@@ -179,20 +186,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
 
     /// Queues a message whose answer carries `wire`.
     pub(super) fn ask(&mut self, wire: i64, text: String, asked: Asked) {
+        // An upload's further frames must not be queued for a link that may die before
+        // its first one is out.
+        let told = match asked {
+            Asked::Request(key) if self.uploading == Some(key) => Some(key),
+            _ => None,
+        };
         self.asked.insert(wire, asked);
-        self.outbox.push_back(Out { text, wire: Some(wire), notification: None });
+        self.outbox.push_back(Out { text, wire: Some(wire), told });
     }
 
     /// Queues a message that has no answer; [`LinkEvent::Written`] says when it is out.
-    pub(super) fn tell(&mut self, text: String, notification: Option<u64>) {
-        self.outbox.push_back(Out { text, wire: None, notification });
+    pub(super) fn tell(&mut self, text: String, told: Option<u64>) {
+        self.outbox.push_back(Out { text, wire: None, told });
     }
 
     /// Takes what was never handed to the socket: the wire ids and the notifications.
     pub(super) fn unsent(&mut self) -> (Vec<i64>, Vec<u64>) {
         let outbox = std::mem::take(&mut self.outbox);
         let wires = outbox.iter().filter_map(|out| out.wire).collect();
-        let notifications = outbox.iter().filter_map(|out| out.notification).collect();
+        let notifications =
+            outbox.iter().filter(|out| out.wire.is_none()).filter_map(|out| out.told).collect();
         (wires, notifications)
     }
 
@@ -244,8 +258,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
             if ready!(self.socket.poll_ready_unpin(cx)).is_err() {
                 return Poll::Ready(Some(self.broken()));
             }
-            let (message, notification) = match self.outbox.pop_front() {
-                Some(out) => (Message::text(out.text), out.notification),
+            let (message, told) = match self.outbox.pop_front() {
+                Some(out) => (Message::text(out.text), out.told),
                 None => {
                     self.stage = Stage::Closing;
                     let reason = Utf8Bytes::default();
@@ -256,7 +270,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
                 return Poll::Ready(Some(self.broken()));
             }
             self.unflushed = true;
-            if let Some(key) = notification {
+            if let Some(key) = told {
                 return Poll::Ready(Some(LinkEvent::Written(key)));
             }
         }

@@ -41,6 +41,7 @@ mod handle;
 mod inbound;
 mod link;
 mod outbound;
+mod past;
 mod reconnect;
 mod requests;
 mod resend;
@@ -48,6 +49,7 @@ mod rooms;
 mod task;
 #[cfg(test)]
 mod tests;
+mod upload;
 
 pub use backoff::BackoffTimes;
 pub use builder::Builder;
@@ -56,11 +58,15 @@ pub use error::{Error, Refused};
 pub use event::{Event, Events, GapCause, Phase, State};
 pub use fix::Fix;
 pub use handle::Client;
+pub use past::HistoryQuery;
 pub use resend::ResendRefused;
 
 /// `ack`: where a position stands in the log of each room, whether every room had it
 /// already, and the rooms where a newer fix of the vehicle was there before.
 pub use crate::protocol::decode::Ack as Acked;
+
+/// A page of the past, and the outcome of an upload.
+pub use crate::protocol::decode::{BackfillResult, History};
 
 /// How many events wait for their reader before the socket is read no more.
 const EVENTS: usize = 512;

@@ -70,6 +70,9 @@ impl<C: Connector> Task<C> {
             self.next_wire += 1;
             let wire = self.next_wire;
             let text = format!("{{\"type\":\"{kind}\",\"id\":{wire},\"payload\":{payload}}}");
+            if request.upload.is_some() {
+                link.uploading = Some(key);
+            }
             link.ask(wire, text, Asked::Request(key));
             Some((current, wire))
         };

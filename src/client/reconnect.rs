@@ -174,7 +174,11 @@ impl<C: Connector> Task<C> {
     pub(super) fn link_event(&mut self, id: u64, event: LinkEvent) {
         let now = Instant::now();
         match event {
-            LinkEvent::Written(key) => self.requests.finish(key, Ok(None)),
+            LinkEvent::Written(key) => {
+                let Some(link) = self.link(id) else { return };
+                let max_frame = link.welcome.max_frame_bytes;
+                self.requests.written(key, max_frame);
+            }
             LinkEvent::Text(text) => self.text(id, &text, now),
             LinkEvent::Closed { code, reason } => {
                 self.link_closed(id, code, &reason, now);
@@ -236,7 +240,7 @@ impl<C: Connector> Task<C> {
             match asked {
                 Asked::Request(key) if unsent.contains(&wire) => self.requests.unsent(key),
                 Asked::Request(key) => self.requests.lost(key, loss, &session, now),
-                Asked::Join(_) | Asked::Refresh(_) => {}
+                Asked::Join(_) | Asked::Refresh(_) | Asked::Abandoned(_) => {}
             }
         }
         for key in notifications {

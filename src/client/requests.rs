@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::error::Error;
 use super::resend::{Policy, Resends};
+use super::upload::Upload;
 use crate::ids::RoomId;
 use crate::protocol::{Kind, ServerMessage};
 
@@ -41,6 +42,8 @@ pub(super) struct Request {
     pub(super) resends: Resends,
     /// A session died with it: whatever is said later, that try may have run.
     pub(super) unknown: bool,
+    /// It begins an upload, which is never sent again by itself.
+    pub(super) upload: Option<Upload>,
 }
 
 impl Request {
@@ -155,6 +158,13 @@ impl Requests {
         }
     }
 
+    /// A chunk of the upload is in the log.
+    pub(super) fn committed(&self, key: u64) {
+        if let Some(upload) = self.all.get(&key).and_then(|request| request.upload.as_ref()) {
+            upload.committed();
+        }
+    }
+
     /// The result is there.
     pub(super) fn finish(&mut self, key: u64, result: Result<Option<ServerMessage>, Error>) {
         self.unwait(key);
@@ -163,16 +173,29 @@ impl Requests {
         }
     }
 
-    /// The caller gave up: nothing is sent later. Returns where the request was.
-    pub(super) fn cancel(&mut self, key: u64) -> Option<(u64, i64)> {
+    /// The caller gave up: nothing is sent later. Returns the request.
+    pub(super) fn cancel(&mut self, key: u64) -> Option<Request> {
         self.unwait(key);
-        self.all.remove(&key)?.sent_as
+        self.all.remove(&key)
+    }
+
+    /// A socket whose frames may have `max_frame` bytes has taken it: the end of a
+    /// notification, the beginning of an upload.
+    pub(super) fn written(&mut self, key: u64, max_frame: usize) {
+        match self.all.get(&key).and_then(|request| request.upload.as_ref()) {
+            Some(upload) => upload.begun(max_frame),
+            None => self.finish(key, Ok(None)),
+        }
     }
 
     /// `session` answered `SERVER_DRAINING`, or closed so as to mean it.
     pub(super) fn refused(&mut self, key: u64, session: &Arc<str>, now: Instant) {
         let policy = self.policy;
         let Some(request) = self.all.get_mut(&key) else { return };
+        if let Some(upload) = &request.upload {
+            let result = if upload.has_run() { Error::UnknownOutcome } else { Error::Draining };
+            return self.finish(key, Err(result));
+        }
         let waits = match request.first_sent {
             // An earlier try may have run, so this is no plain refusal: the key makes
             // another one harmless as long as the server knows it.

@@ -19,12 +19,13 @@ use super::builder::Token;
 use super::connector::{Connector, Endpoint, Failure};
 use super::error::Error;
 use super::event::{Event, Phase, State};
-use super::link::{Link, LinkEvent};
+use super::link::{Asked, Link, LinkEvent};
 use super::requests::{Request, Requests};
 use super::resend::Policy;
 use super::rooms::{Room, Rooms, Waiter};
+use super::upload;
 use crate::ids::RoomId;
-use crate::protocol::{Mode, Since};
+use crate::protocol::{Kind, Mode, Since};
 
 /// What a handle asks for.
 pub(super) enum Command {
@@ -37,6 +38,8 @@ pub(super) enum Command {
     /// The room is not joined again.
     Forget(RoomId),
     Request(Request),
+    /// A further frame of an upload: its type and payload.
+    Upload(u64, Kind, String),
     Cancel(u64),
     Close(oneshot::Sender<()>),
 }
@@ -265,6 +268,7 @@ impl<C: Connector> Task<C> {
                 self.requests.insert(request);
                 self.try_send(key, Instant::now());
             }
+            Command::Upload(key, kind, payload) => self.upload(key, kind, &payload),
             Command::Cancel(key) => self.cancel(key),
             Command::Close(done) => {
                 self.closers.push(done);
@@ -273,11 +277,25 @@ impl<C: Connector> Task<C> {
         }
     }
 
+    fn upload(&mut self, key: u64, kind: Kind, payload: &str) {
+        if let Some((link, wire)) = self.requests.get(key).and_then(|request| request.sent_as)
+            && let Some(link) = self.link(link)
+        {
+            link.tell(upload::frame(kind, wire, payload), None);
+        }
+    }
+
     fn cancel(&mut self, key: u64) {
-        if let Some((link, wire)) = self.requests.cancel(key)
+        if let Some(request) = self.requests.cancel(key)
+            && let Some((link, wire)) = request.sent_as
             && let Some(link) = self.link(link)
         {
             link.asked.remove(&wire);
+            if let Some(upload) = request.upload {
+                // What is committed stays; the server need not wait for more.
+                link.tell(upload::frame(Kind::BackfillEnd, wire, "{}"), None);
+                link.asked.insert(wire, Asked::Abandoned(upload.into_turn()));
+            }
             self.dirty = true;
         }
         let waits_in = |room: &Room| room.waiters.iter().any(|waiter| waiter.key == key);

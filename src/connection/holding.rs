@@ -13,6 +13,11 @@ use crate::telemetry::metrics::{MessageResult, MessageType};
 /// How many held messages are handled before the socket gets its turn.
 const FLUSHED_AT_ONCE: usize = 64;
 
+/// Whether it is a frame of an upload behind its first.
+const fn is_further(kind: Kind) -> bool {
+    matches!(kind, Kind::BackfillChunk | Kind::BackfillEnd)
+}
+
 impl Session {
     /// Handles one text message, or holds it.
     pub(super) fn receive(&mut self, text: &str) {
@@ -37,6 +42,10 @@ impl Session {
     fn hold(&mut self, envelope: &Envelope<'_>, text: &str) {
         let is_request = envelope.class() != Class::Notification;
         let of_upload = self.is_of_upload(envelope);
+        if of_upload && self.is_of_refused(envelope) {
+            // Answered already.
+            return;
+        }
         if is_request && !of_upload && self.handle.requests.is_draining() {
             // Refused at once; nothing is spent on it.
             return self.dispatch(envelope, Rate::Spent);
@@ -55,6 +64,11 @@ impl Session {
             && !self.handle.requests.reserve(id)
         {
             return self.id_in_use(envelope);
+        }
+        if envelope.kind == Kind::BackfillBegin
+            && let Some(id) = &envelope.id
+        {
+            self.held_uploads.insert(id.clone(), false);
         }
         self.paused |= !self.services.plane.is_open();
         let session_id = self.handle.session_id.clone();
@@ -79,7 +93,14 @@ impl Session {
     fn busy(&mut self, envelope: &Envelope<'_>, waiting: usize) {
         self.count_refused(MessageType::of(envelope.kind.name()), ErrorCode::ServerBusy);
         let room = envelope.room_hint();
-        if self.is_of_upload(envelope) {
+        let held = envelope.id.as_ref().and_then(|id| self.held_uploads.get_mut(id));
+        if let Some(refused) = held.filter(|_| is_further(envelope.kind)) {
+            // Its one answer: its beginning, still held, must not run without this frame.
+            *refused = true;
+            if let Some(id) = envelope.id.clone().filter(|_| envelope.kind == Kind::BackfillEnd) {
+                self.bury(id);
+            }
+        } else if self.is_of_upload(envelope) {
             // Its one answer: the upload is over, what is committed stays.
             if let Some(upload) = self.upload.take() {
                 self.bury(upload.id.clone());
@@ -88,6 +109,7 @@ impl Session {
                 }
             }
         } else if let Some(id) = &envelope.id {
+            self.held_uploads.remove(id);
             self.handle.requests.release_id(id);
         }
         let id = envelope.id.as_ref();
@@ -95,9 +117,18 @@ impl Session {
         self.bury_upload(envelope);
     }
 
+    /// Whether it is a further frame of an upload that is open or held.
     fn is_of_upload(&self, envelope: &Envelope<'_>) -> bool {
-        matches!(envelope.kind, Kind::BackfillChunk | Kind::BackfillEnd)
-            && self.upload.as_ref().is_some_and(|upload| envelope.id.as_ref() == Some(&upload.id))
+        let Some(id) = envelope.id.as_ref().filter(|_| is_further(envelope.kind)) else {
+            return false;
+        };
+        self.upload.as_ref().is_some_and(|upload| upload.id == *id)
+            || self.held_uploads.contains_key(id)
+    }
+
+    /// Whether it is of a held upload that was refused.
+    fn is_of_refused(&self, envelope: &Envelope<'_>) -> bool {
+        envelope.id.as_ref().is_some_and(|id| self.held_uploads.get(id) == Some(&true))
     }
 
     /// Handles what is held, as far as the gate, the log and the connection's own answers
@@ -136,6 +167,10 @@ impl Session {
             && !self.is_of_upload(&envelope)
         {
             self.handle.requests.release_id(id);
+            if envelope.kind == Kind::BackfillBegin && self.held_uploads.remove(id) == Some(true) {
+                // Answered already, when one of its frames found no room.
+                return;
+            }
         }
         self.dispatch(&envelope, Rate::Spent);
     }
@@ -160,6 +195,12 @@ impl Session {
     pub(super) fn forbid_held(&mut self) {
         while let Some(Item::Request(text)) = self.held.pop_request() {
             let Ok(envelope) = Envelope::parse(&text) else { continue };
+            if is_further(envelope.kind)
+                && envelope.id.as_ref().is_some_and(|id| self.held_uploads.contains_key(id))
+            {
+                // Answered with its beginning.
+                continue;
+            }
             let error = HandlerError::forbidden("The token has expired.").into();
             self.complain_to(envelope.id.as_ref(), Some(envelope.kind.name()), &error);
         }

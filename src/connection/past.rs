@@ -110,6 +110,8 @@ impl Session {
         let Some(log) = self.services.log.get().cloned() else {
             return refuse(HandlerError::internal(), admitted);
         };
+        // What comes under this id from now on is of this upload.
+        self.tombstones.retain(|refused| *refused != id);
         self.upload = Some(Upload::new(
             id,
             rooms,
@@ -190,7 +192,13 @@ impl Session {
     /// Ends an upload that has been silent for too long; returns when to look again.
     pub(super) fn check_upload(&mut self) -> Option<Duration> {
         let idle = self.services.settings.upload_idle;
-        let silent = self.upload.as_ref()?.last_frame.elapsed();
+        let held = !self.held.is_empty();
+        let upload = self.upload.as_mut()?;
+        if held || upload.is_committing() {
+            // The silence is not the client's: it waits for what it has sent.
+            upload.last_frame = tokio::time::Instant::now();
+        }
+        let silent = upload.last_frame.elapsed();
         if silent < idle {
             return Some(idle - silent);
         }

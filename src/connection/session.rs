@@ -57,6 +57,9 @@ pub struct Session {
     pub(super) messages_in: u64,
     pub(super) upload: Option<Upload>,
     pub(super) tombstones: VecDeque<RequestId>,
+    /// Uploads whose beginning is held; `true` if one of their frames was refused, and the
+    /// whole upload with it.
+    pub(super) held_uploads: FxHashMap<RequestId, bool>,
     rate: MessageRate,
     errors: Suppressor,
     warned_of_expiry: bool,
@@ -110,6 +113,7 @@ impl Session {
             messages_in: 0,
             upload: None,
             tombstones: VecDeque::new(),
+            held_uploads: FxHashMap::default(),
             warned_of_expiry: false,
         }
     }

@@ -107,6 +107,11 @@ impl Upload {
         chunk
     }
 
+    /// Whether the log has not committed all that was sent.
+    pub(super) fn is_committing(&self) -> bool {
+        self.course.state.lock().outstanding > 0
+    }
+
     /// Takes no more; the result follows when everything is committed.
     pub(super) fn end(self, reason: Option<&'static str>) {
         let mut state = self.course.state.lock();

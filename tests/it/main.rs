@@ -21,6 +21,7 @@
 
 mod admin;
 mod bad_input;
+mod client;
 mod commands;
 mod container;
 mod control_frames;
@@ -37,3 +38,4 @@ mod protocol;
 mod shutdown;
 mod smoke;
 mod tokens;
+mod traces;

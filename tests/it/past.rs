@@ -220,3 +220,65 @@ async fn uploads_are_refused_once_and_their_rest_is_swallowed() {
     let idle = vehicle.recv_type("backfill_result").await;
     assert_eq!((&idle["id"], &idle["payload"]["reason"]), (&json!(id), &json!("idle")));
 }
+
+#[tokio::test]
+async fn an_upload_without_room_in_a_pause_is_refused_once_and_as_a_whole() {
+    let server = Server::builder().set("plane.max_held_requests", 2).start();
+    let mut vehicle = Client::connect(&server, "bus").await;
+    vehicle.join("r").await;
+    pause(&server, "POST");
+    let chunk = |id: u64, second: i64| {
+        let position = json!({ "latitude": 1, "longitude": 2, "timestamp": fix_time(second) });
+        let payload = json!({ "positions": [position] });
+        json!({ "type": "backfill_chunk", "id": id, "payload": payload })
+    };
+    let id = vehicle.ask("backfill_begin", json!({ "roomId": "r" })).await;
+    for second in 0..4 {
+        vehicle.send(chunk(id, second)).await;
+    }
+    vehicle.send(json!({ "type": "backfill_end", "id": id })).await;
+    let busy = vehicle.recv().await;
+    assert_eq!((&busy["id"], &busy["payload"]["code"]), (&json!(id), &json!("SERVER_BUSY")));
+    let pong = vehicle.request("ping", json!({})).await;
+    assert_eq!(pong["type"], "pong", "one answer, and no more");
+    pause(&server, "DELETE");
+    let history = vehicle.request("history", json!({ "roomId": "r" })).await;
+    assert_eq!(history["payload"]["positions"], json!([]), "nothing of it ran: {history}");
+    // The same id may begin again, and what comes under it is of the new upload.
+    vehicle.send(json!({ "type": "backfill_begin", "id": id, "payload": { "roomId": "r" } })).await;
+    vehicle.send(chunk(id, 1)).await;
+    assert_eq!(vehicle.recv().await["type"], "backfill_progress");
+    vehicle.send(json!({ "type": "backfill_end", "id": id })).await;
+    let result = vehicle.recv_type("backfill_result").await;
+    assert_eq!(result["payload"]["accepted"], 1, "{result}");
+}
+
+#[tokio::test]
+async fn an_upload_that_waits_for_the_log_is_not_idle() {
+    let server = Server::builder().set("limits.upload_idle", "500ms").start();
+    let mut vehicle = Client::connect(&server, "bus").await;
+    vehicle.join("r").await;
+    let id = vehicle.ask("backfill_begin", json!({ "roomId": "r" })).await;
+    let position = json!({ "latitude": 1, "longitude": 2, "timestamp": fix_time(0) });
+    pause(&server, "POST");
+    vehicle
+        .send(json!({ "type": "backfill_chunk", "id": id, "payload": { "positions": [position] } }))
+        .await;
+    assert!(vehicle.is_quiet_for(std::time::Duration::from_millis(1200)).await);
+    vehicle.send(json!({ "type": "backfill_end", "id": id })).await;
+    pause(&server, "DELETE");
+    let result = vehicle.recv_type("backfill_result").await;
+    assert_eq!(result["payload"]["accepted"], 1, "{result}");
+    assert!(result["payload"].get("reason").is_none(), "{result}");
+}
+
+/// Pauses the plane with `POST`, opens it with `DELETE`.
+fn pause(server: &Server, method: &str) {
+    use std::io::{Read, Write};
+    let mut stream = crate::harness::raw::connect(server.admin);
+    let head = format!("{method} /quiesce HTTP/1.1\r\nHost: localhost\r\nConnection: close");
+    stream.write_all(format!("{head}\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}

@@ -1,6 +1,7 @@
 //! The client against a server of a few lines, over streams in memory and a paused clock.
 
 mod moves;
+mod past;
 mod resend;
 mod session;
 
