@@ -112,9 +112,17 @@ async fn main_path(peer: &mut Peer, vehicle_by: &str) {
     assert_eq!(peer.step("pong").await["pong"], "are you there");
 
     let saw = peer.step("vehicle saw").await;
+    // Presence comes when it comes: joins of the same tenth of a second are one list.
+    let types: Vec<&str> = saw["types"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|kind| kind.as_str())
+        .filter(|kind| !kind.starts_with("member_"))
+        .collect();
     assert_eq!(
-        saw["types"],
-        json!(["welcome", "room_joined", "ack", "ack", "ack", "pong"]),
+        types,
+        ["welcome", "room_joined", "ack", "ack", "ack", "pong"],
         "never its own position"
     );
     peer.step("ready").await;
