@@ -127,6 +127,12 @@ impl Batch {
         self.retain(|frame| frame.own)
     }
 
+    /// The frames not wholly written, in order.
+    #[cfg(test)]
+    pub(super) fn frames(&self) -> impl Iterator<Item = &Bytes> {
+        self.frames.iter().map(|frame| &frame.bytes)
+    }
+
     fn retain(&mut self, keep: impl Fn(&Frame) -> bool) -> Backlog {
         let mut dropped = Backlog::default();
         let mut in_progress = self.front_started;

@@ -130,10 +130,7 @@ impl Feed {
             Start::Head => (head, state.last_seq, None),
             Start::After(seq) => match state.tail.resume_after(seq) {
                 Some(cursor) => (cursor, seq, None),
-                None => {
-                    let replay = Replay { after: seq, page: VecDeque::new(), reading: false };
-                    (head, seq, Some(Box::new(replay)))
-                }
+                None => (head, seq, Some(Box::new(Replay::new(seq)))),
             },
         };
         let mut seat = Seat {
@@ -200,10 +197,10 @@ impl Feed {
     ) {
         self.with(|state| {
             let Some(seat) = state.seat_of(conn) else { return };
-            let Some(replay) = &mut seat.replay else { return };
-            replay.reading = false;
-            replay.after = next.unwrap_or(asked.up_to);
-            replay.page = page;
+            // The page of a seat that it had before is of no use to its present one.
+            let wanted = |replay: &&mut Box<Replay>| replay.reading && replay.after == asked.after;
+            let Some(replay) = seat.replay.as_mut().filter(wanted) else { return };
+            replay.take_page(page, next.unwrap_or(asked.up_to));
             if let Some(waker) = seat.queue.due(seat.slot) {
                 waker.wake();
             }
@@ -216,12 +213,13 @@ impl Feed {
         let head = state.tail.head();
         let last_seq = state.last_seq;
         let Some(seat) = state.seat_of(conn) else { return };
+        let idle = std::mem::take(&mut seat.parked) || seat.waits_for_page();
         seat.replay = None;
         seat.snapshot = snapshot.map(Box::new);
         seat.catch_up(head);
         seat.sent_seq = last_seq;
         seat.pace = Pace::Full;
-        if let Some(waker) = seat.queue.due(seat.slot) {
+        if idle && let Some(waker) = seat.queue.due(seat.slot) {
             waker.wake();
         }
     }
@@ -292,9 +290,13 @@ impl FeedState {
             }
         });
         match kind {
-            EntryKind::Position { .. } => {
+            EntryKind::Position { seq } => {
                 if let Some(id) = sender.and_then(|conn| self.by_conn.get(&conn)) {
-                    skip_unparked(&mut self.seats[*id as usize], bytes, kind);
+                    let seat = &mut self.seats[*id as usize];
+                    skip_unparked(seat, bytes, kind);
+                    if let Some(replay) = &mut seat.replay {
+                        replay.own.push(seq);
+                    }
                 }
             }
             EntryKind::Other => {

@@ -9,7 +9,7 @@ use super::newest::NewestMap;
 use super::queue::Backlog;
 use super::reader::Progress;
 use super::seat::{Events, Pace, Seat};
-use super::tail::{EntryKind, Tail};
+use super::tail::{EntryKind, Tail, Trimmed};
 use crate::ids::RoomId;
 use crate::protocol::{frame, server};
 use crate::telemetry::Metrics;
@@ -63,8 +63,11 @@ pub(super) fn walk(seat: &mut Seat, room: &Room<'_>, batch: &mut Batch, budget: 
         let own = Some(seat.queue.conn());
         let position =
             room.newest.since(from).find(|newest| newest.sender.is_none() || newest.sender != own);
-        let Ok(other) = room.tail.next_other(from) else { return Walked::Lost };
-        let other = other.filter(|entry| entry.at().index < end.index);
+        let other = match room.tail.next_other(from) {
+            Ok(other) => other.filter(|entry| entry.at().index < end.index),
+            Err(Trimmed) if seat.events == Events::All => return Walked::Lost,
+            Err(Trimmed) => None,
+        };
         let position = position.filter(|newest| newest.index < end.index);
         match (position, other) {
             (Some(newest), other) if other.is_none_or(|entry| newest.index < entry.at().index) => {
@@ -100,6 +103,7 @@ pub(super) fn lag(seat: &Seat, room: &Room<'_>) -> Backlog {
     let positions = room
         .newest
         .since(seat.cursor.index)
+        .take_while(|newest| seat.end.is_none_or(|end| newest.index < end.index))
         .filter(|newest| newest.sender.is_none() || newest.sender != own)
         .map(|newest| newest.frame.len());
     let others = others(seat, room);
@@ -110,6 +114,7 @@ pub(super) fn lag(seat: &Seat, room: &Room<'_>) -> Backlog {
 pub(super) fn others(seat: &Seat, room: &Room<'_>) -> Backlog {
     room.tail
         .others_since(seat.cursor.index)
+        .take_while(|entry| seat.end.is_none_or(|end| entry.at().index < end.index))
         .filter(|entry| seat.wants(entry.at().index, entry.kind, entry.sender))
         .fold(Backlog::default(), |sum, entry| {
             sum.plus(Backlog { messages: 1, bytes: entry.frame.len() as u64 })

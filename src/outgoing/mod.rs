@@ -13,6 +13,8 @@ mod reader;
 mod seat;
 mod snapshot;
 mod tail;
+#[cfg(test)]
+mod tests;
 
 pub use batch::Batch;
 pub use feed::{Feed, FeedState, PositionEvent, Start};

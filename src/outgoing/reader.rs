@@ -5,7 +5,7 @@ use super::batch::Batch;
 use super::feed::{Feed, FeedState};
 use super::ladder::{self, Walked};
 use super::queue::Backlog;
-use super::seat::{Pace, Replay, Seat};
+use super::seat::{Events, Pace, Replay, Seat};
 use super::tail::{EntryKind, Tail};
 
 /// How reading a seat ended.
@@ -124,7 +124,7 @@ impl Feed {
         let head = state.tail.head();
         if let Some(seat) = state.seats.get_mut(id as usize)
             && seat.replay.is_none()
-            && seat.cursor.index < head.index
+            && seat.cursor.index < seat.end.unwrap_or(head).index
         {
             seat.lag_behind();
         }
@@ -144,16 +144,20 @@ impl Feed {
         let mut state = self.state.lock();
         let head = state.tail.head().index;
         if let Some(seat) = state.seats.get_mut(id as usize) {
-            seat.mark = head;
+            // What is still in the log is no part of the queue.
+            match &mut seat.replay {
+                Some(replay) => replay.marked = !replay.page.is_empty(),
+                None => seat.mark = head,
+            }
         }
     }
 
     pub(super) fn passed_mark(&self, id: u32) -> bool {
         let state = self.state.lock();
-        state
-            .seats
-            .get(id as usize)
-            .is_none_or(|seat| seat.replay.is_some() || seat.cursor.index >= seat.mark)
+        state.seats.get(id as usize).is_none_or(|seat| match &seat.replay {
+            Some(replay) => !replay.marked,
+            None => seat.cursor.index >= seat.mark,
+        })
     }
 
     /// Lets seat `id` end at the present head.
@@ -166,7 +170,8 @@ impl Feed {
             let seat = state.remove(id);
             seat.queue.unsubscribe(seat.slot);
         } else {
-            seat.end = Some(head);
+            // One that is there for a snapshot only has an end already.
+            seat.end.get_or_insert(head);
             // Its own later events no longer count against it.
             let conn = seat.queue.conn();
             state.by_conn.remove(&conn);
@@ -222,6 +227,7 @@ fn replay(
     while let Some((seq, frame)) = replay.page.pop_front() {
         batch.push(frame);
         seat.sent_seq = seq;
+        replay.marked &= !replay.page.is_empty();
         if batch.bytes() >= budget {
             return Some(Progress::More);
         }
@@ -234,13 +240,15 @@ fn replay(
         return Some(Progress::NeedsPage(PageRequest { after, up_to: last_seq }));
     };
     // Other events since the join stood between the positions that came from the log.
-    if tail.next_other(seat.replay_until).is_err() {
-        return Some(Progress::FellBehind);
-    }
-    for entry in tail.others_since(seat.replay_until) {
-        let at = entry.at().index;
-        if at < cursor.index && seat.wants(at, entry.kind, entry.sender) {
-            batch.push(entry.frame.clone());
+    if seat.events == Events::All && seat.replay_until < cursor.index {
+        if tail.next_other(seat.replay_until).is_err() {
+            return Some(Progress::FellBehind);
+        }
+        for entry in tail.others_since(seat.replay_until) {
+            let at = entry.at().index;
+            if at < cursor.index && seat.wants(at, entry.kind, entry.sender) {
+                batch.push(entry.frame.clone());
+            }
         }
     }
     seat.replay = None;

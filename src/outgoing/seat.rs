@@ -43,8 +43,26 @@ pub(super) struct Replay {
     pub(super) after: u64,
     /// The page that is being sent.
     pub(super) page: VecDeque<(u64, Bytes)>,
-    /// A page is being read.
+    /// A page is being read; nothing is due until it comes.
     pub(super) reading: bool,
+    /// The subscriber's own positions after `after`: the log does not know whose they are.
+    pub(super) own: Vec<u64>,
+    /// The page that is being sent was there when the drain began.
+    pub(super) marked: bool,
+}
+
+impl Replay {
+    /// From behind the position `after` on.
+    pub(super) fn new(after: u64) -> Self {
+        Self { after, page: VecDeque::new(), reading: false, own: Vec::new(), marked: false }
+    }
+
+    /// Takes a page that has been read up to `after`.
+    pub(super) fn take_page(&mut self, mut page: VecDeque<(u64, Bytes)>, after: u64) {
+        page.retain(|(seq, _)| self.own.binary_search(seq).is_err());
+        self.own.retain(|seq| *seq > after);
+        (self.page, self.after, self.reading) = (page, after, false);
+    }
 }
 
 #[derive(Debug)]
@@ -100,6 +118,11 @@ impl Seat {
         self.cursor = head;
         self.skipped = Backlog::default();
         self.skipped_positions = 0;
+    }
+
+    /// Whether it is neither at the head nor in the queue's list of what is due.
+    pub(super) fn waits_for_page(&self) -> bool {
+        self.replay.as_ref().is_some_and(|replay| replay.reading)
     }
 
     /// Goes over to the newest per vehicle.
