@@ -129,7 +129,7 @@ impl Batch {
 
     /// The frames not wholly written, in order.
     #[cfg(test)]
-    pub(super) fn frames(&self) -> impl Iterator<Item = &Bytes> {
+    pub(crate) fn frames(&self) -> impl Iterator<Item = &Bytes> {
         self.frames.iter().map(|frame| &frame.bytes)
     }
 

@@ -198,8 +198,7 @@ impl Feed {
         self.with(|state| {
             let Some(seat) = state.seat_of(conn) else { return };
             // The page of a seat that it had before is of no use to its present one.
-            let wanted = |replay: &&mut Box<Replay>| replay.reading && replay.after == asked.after;
-            let Some(replay) = seat.replay.as_mut().filter(wanted) else { return };
+            let Some(replay) = seat.replay.as_mut().filter(|r| r.waits_for(asked)) else { return };
             replay.take_page(page, next.unwrap_or(asked.up_to));
             if let Some(waker) = seat.queue.due(seat.slot) {
                 waker.wake();
@@ -333,6 +332,14 @@ impl FeedState {
     fn seat_of(&mut self, conn: ConnId) -> Option<&mut Seat> {
         let id = *self.by_conn.get(&conn)?;
         self.seats.get_mut(id as usize)
+    }
+
+    /// Whether `conn` waits for the page `asked`.
+    #[must_use]
+    pub fn waits_for_page(&self, conn: ConnId, asked: PageRequest) -> bool {
+        let id = self.by_conn.get(&conn);
+        let seat = id.and_then(|id| self.seats.get(*id as usize));
+        seat.and_then(|seat| seat.replay.as_ref()).is_some_and(|replay| replay.waits_for(asked))
     }
 
     /// Connections that get the newest per vehicle only.

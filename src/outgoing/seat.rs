@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::queue::{Backlog, Queue};
+use super::reader::PageRequest;
 use super::snapshot::SnapshotWalk;
 use super::tail::{Cursor, EntryKind};
 use crate::ids::ConnId;
@@ -55,6 +56,11 @@ impl Replay {
     /// From behind the position `after` on.
     pub(super) fn new(after: u64) -> Self {
         Self { after, page: VecDeque::new(), reading: false, own: Vec::new(), marked: false }
+    }
+
+    /// Whether this page is the one that is being read.
+    pub(super) fn waits_for(&self, asked: PageRequest) -> bool {
+        self.reading && self.after == asked.after
     }
 
     /// Takes a page that has been read up to `after`.
