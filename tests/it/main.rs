@@ -9,4 +9,6 @@
 mod floors;
 mod harness;
 mod past;
+mod slow;
 mod smoke;
+mod store;
