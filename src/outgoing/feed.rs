@@ -42,7 +42,7 @@ pub struct PositionEvent {
 }
 
 /// Where a subscriber begins to read.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub enum Start {
     /// With what comes from now on.
     Head,
@@ -51,7 +51,7 @@ pub enum Start {
     After(u64),
 }
 
-/// The state of a feed, reached through [`Feed::lock`].
+/// The state of a feed, reached through [`Feed::with`].
 #[derive(Debug)]
 pub struct FeedState {
     pub(super) tail: Tail,
@@ -68,13 +68,15 @@ pub struct FeedState {
 pub struct Feed {
     pub(super) room: RoomId,
     pub(super) max_frame_out: usize,
+    pub(super) replay_rest: u64,
     pub(super) state: Mutex<FeedState>,
     pub(super) metrics: Arc<Metrics>,
 }
 
 impl Feed {
     /// The stream of `room` as of the log's head `seq` in `epoch`, with the newest positions
-    /// in ascending order of their seqs. The tail keeps at most `tail_bytes`.
+    /// in ascending order of their seqs. The tail keeps at most `tail_bytes`; of
+    /// what a subscriber missed at most `replay_rest` bytes count as its queue.
     #[must_use]
     pub fn new(
         room: RoomId,
@@ -82,6 +84,7 @@ impl Feed {
         seq: u64,
         newest: Vec<PositionEvent>,
         tail_bytes: usize,
+        replay_rest: usize,
         max_frame_out: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -100,7 +103,8 @@ impl Feed {
             last_seq: seq,
             epoch,
         };
-        Self { room, max_frame_out, state: Mutex::new(state), metrics }
+        let replay_rest = replay_rest as u64;
+        Self { room, max_frame_out, replay_rest, state: Mutex::new(state), metrics }
     }
 
     /// The room.
@@ -128,7 +132,7 @@ impl Feed {
         let head = state.tail.head();
         let (cursor, sent_seq, replay) = match start {
             Start::Head => (head, state.last_seq, None),
-            Start::After(seq) => match state.tail.resume_after(seq) {
+            Start::After(seq) => match state.tail.resume_near(seq, self.replay_rest) {
                 Some(cursor) => (cursor, seq, None),
                 None => (head, seq, Some(Box::new(Replay::new(seq)))),
             },

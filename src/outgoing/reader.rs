@@ -45,7 +45,8 @@ impl Feed {
             return Progress::More;
         }
         if seat.replay.is_some()
-            && let Some(progress) = replay(seat, &state.tail, state.last_seq, batch, budget)
+            && let Some(progress) =
+                replay(seat, &state.tail, state.last_seq, self.replay_rest, batch, budget)
         {
             return progress;
         }
@@ -214,12 +215,14 @@ fn page_backlog(replay: &Replay) -> Backlog {
     })
 }
 
-/// Sends what has been read from the log; asks for more, or goes over to the tail once that
-/// holds all the rest (`None`).
+/// Sends what has been read from the log and asks for more. What the tail holds is read
+/// there; but it is part of the queue (`None`) only when at most `rest` bytes are left: a
+/// reader slower than the room stays on the log, and what it missed is not skipped.
 fn replay(
     seat: &mut Seat,
     tail: &Tail,
     last_seq: u64,
+    rest: u64,
     batch: &mut Batch,
     budget: usize,
 ) -> Option<Progress> {
@@ -230,6 +233,26 @@ fn replay(
         replay.marked &= !replay.page.is_empty();
         if batch.bytes() >= budget {
             return Some(Progress::More);
+        }
+    }
+    while let Some(cursor) = tail.resume_after(replay.after)
+        && tail.head().bytes - cursor.bytes > rest
+    {
+        let conn = Some(seat.queue.conn());
+        for index in cursor.index..tail.head().index {
+            let Some(entry) = tail.get(index) else { break };
+            let EntryKind::Position { seq } = entry.kind else { continue };
+            replay.after = seq;
+            if entry.sender != conn {
+                batch.push(entry.frame.clone());
+                seat.sent_seq = seq;
+            }
+            if batch.bytes() >= budget {
+                return Some(Progress::More);
+            }
+            if tail.head().bytes - entry.after().bytes <= rest {
+                break;
+            }
         }
     }
     let after = replay.after;

@@ -179,6 +179,12 @@ impl Tail {
         self.entries.get(usize::try_from(offset).ok()?)
     }
 
+    /// The same, if at most `rest` bytes are to be read from there.
+    #[must_use]
+    pub fn resume_near(&self, seq: u64, rest: u64) -> Option<Cursor> {
+        self.resume_after(seq).filter(|cursor| self.head.bytes - cursor.bytes <= rest)
+    }
+
     /// The cursor from which all positions after `seq` are read, if the tail still holds
     /// them all.
     #[must_use]

@@ -17,6 +17,7 @@ use crate::time::UnixMillis;
 pub(super) const CONNS: usize = 4;
 pub(super) const ROOMS: usize = 2;
 const TAIL_BYTES: usize = 1500;
+const REPLAY_REST: usize = 400;
 /// Positions that are in the log before the feed is.
 const LOGGED: u64 = 6;
 
@@ -75,6 +76,8 @@ struct Subscriber {
     must_lag: bool,
     dropped: u64,
     walk: bool,
+    /// Whether it was replaying when it began to read.
+    replaying: bool,
     stopped: bool,
     asked: Option<PageRequest>,
     /// What of a page from the log has not been sent yet.
@@ -152,6 +155,7 @@ impl ModelRoom {
             last_seq,
             newest,
             TAIL_BYTES,
+            REPLAY_REST,
             400,
             metrics.clone(),
         );
@@ -212,9 +216,13 @@ impl Subscriber {
         let event = &room.events[n];
         if let Some(front) = self.page.pop_front() {
             assert_eq!(front, n, "a page is sent in its order");
+        }
+        if self.replaying {
             // Events without a seq are not in the log: they come when it has been read.
-            let others = |front: &&usize| room.events[**front].seq.is_none() && **front < n;
-            let before = self.expect.iter().take_while(others).count();
+            let passed = |front: &&usize| {
+                **front < n && (room.events[**front].seq.is_none() || self.optional.contains(front))
+            };
+            let before = self.expect.iter().take_while(passed).count();
             if self.expect.get(before) == Some(&n) && before > 0 {
                 self.expect.remove(before);
                 self.expect.push_front(n);
@@ -482,6 +490,7 @@ impl World {
         for (room, place) in self.rooms.iter().enumerate() {
             let phase = conn.phase(place, room);
             let Some(subscriber) = &mut conn.rooms[room] else { continue };
+            subscriber.replaying = phase.replaying;
             let held = place.first_held(|_| true);
             if !phase.replaying && !phase.lagging {
                 let real = |n: &usize| !subscriber.optional.contains(n);
