@@ -158,8 +158,6 @@ struct World {
     clock: i64,
     /// Skipped by somebody who was told so.
     skipped: Vec<(usize, u64)>,
-    resets: usize,
-    recoveries: usize,
 }
 
 fn room(room: usize) -> RoomId {
@@ -227,8 +225,6 @@ impl World {
             next_conn: 100,
             clock: UnixMillis::now().get() - 3_600_000,
             skipped: Vec::new(),
-            resets: 0,
-            recoveries: 0,
         }
     }
 
@@ -407,11 +403,9 @@ impl World {
                     let since = since.expect("recovered without a since");
                     assert_eq!(since.epoch, epoch);
                     view.at = since.seq;
-                    self.recoveries += 1;
                 } else {
                     view.at = seq;
                     if let Some(since) = since {
-                        self.resets += 1;
                         self.check_reset(at, &since, &epoch, seq).await;
                     }
                 }
@@ -458,7 +452,6 @@ impl World {
         }
         let read = self.log().read(room(at), since.seq, head, 1000, true).await;
         assert!(matches!(read, Err(ReadError::Trimmed { .. })), "{since:?} of {head}: {read:?}");
-        eprintln!("TRIMMED");
     }
 
     fn snapshot(&mut self, conn: usize, at: usize, payload: &Value) {
@@ -592,7 +585,6 @@ proptest! {
                 world.step(step).await;
             }
             world.finish().await;
-            eprintln!("SUM resets {} recoveries {} skipped {} live {}", world.resets, world.recoveries, world.skipped.len(), world.truth.lock()[0].len());
         });
     }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::quiesce::{fix, notify, pause, resume, small};
+use super::quiesce::{fix, notify, pause, resume, small, told};
 use crate::harness::client::Seen;
 use crate::harness::server::Builder;
 use crate::harness::{Client, Server};
@@ -33,9 +33,9 @@ async fn hold(server: &Server) -> (Client, Vec<u64>) {
 }
 
 async fn refused(client: &mut Client, ids: &[u64]) {
-    assert_eq!(client.recv().await["type"], "server_shutting_down");
+    assert_eq!(told(client).await["type"], "server_shutting_down");
     for id in ids {
-        let answer = client.recv().await;
+        let answer = told(client).await;
         assert_eq!(answer["id"], *id, "{answer}");
         assert_eq!(answer["payload"]["code"], "SERVER_DRAINING", "{answer}");
         assert_eq!(answer["payload"]["retry"], "elsewhere");

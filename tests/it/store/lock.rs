@@ -23,10 +23,12 @@ async fn the_second_process_waits_and_takes_over() {
     let new = start().spawn();
     new.wait_for("room_log.waiting");
     for address in [new.admin, new.public] {
-        let (status, body) = admin::json(address, "GET", "/readyz");
+        let text = format!("waiting for the lock on {}", path.display());
+        let (status, body) = admin::until(
+            || admin::json(address, "GET", "/readyz"),
+            |(_, body)| body["detail"] == text,
+        );
         assert_eq!((status, &body["reason"]), (503, &json!("startup")), "{body}");
-        let detail = body["detail"].as_str().unwrap();
-        assert_eq!(detail, format!("waiting for the lock on {}", path.display()));
     }
     assert_eq!(admin::call(new.admin, "GET", "/livez").0, 200);
     // Clients come already; their joins are held.
