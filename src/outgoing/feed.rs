@@ -51,6 +51,17 @@ pub enum Start {
     After(u64),
 }
 
+/// What a feed may hold and send, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// The most that the tail keeps of each kind of event.
+    pub tail_bytes: usize,
+    /// Of what a subscriber missed at most this much counts as its queue.
+    pub replay_rest: usize,
+    /// The longest frame of a snapshot.
+    pub max_frame_out: usize,
+}
+
 /// The state of a feed, reached through [`Feed::with`].
 #[derive(Debug)]
 pub struct FeedState {
@@ -75,17 +86,14 @@ pub struct Feed {
 
 impl Feed {
     /// The stream of `room` as of the log's head `seq` in `epoch`, with the newest positions
-    /// in ascending order of their seqs. The tail keeps at most `tail_bytes`; of
-    /// what a subscriber missed at most `replay_rest` bytes count as its queue.
+    /// in ascending order of their seqs.
     #[must_use]
     pub fn new(
         room: RoomId,
         epoch: Arc<str>,
         seq: u64,
         newest: Vec<PositionEvent>,
-        tail_bytes: usize,
-        replay_rest: usize,
-        max_frame_out: usize,
+        bounds: Bounds,
         metrics: Arc<Metrics>,
     ) -> Self {
         let mut map = NewestMap::default();
@@ -95,7 +103,7 @@ impl Feed {
             index += 1;
         }
         let state = FeedState {
-            tail: Tail::new(index, seq, tail_bytes),
+            tail: Tail::new(index, seq, bounds.tail_bytes),
             newest: map,
             seats: Slab::new(),
             by_conn: FxHashMap::default(),
@@ -103,6 +111,7 @@ impl Feed {
             last_seq: seq,
             epoch,
         };
+        let Bounds { replay_rest, max_frame_out, .. } = bounds;
         let replay_rest = replay_rest as u64;
         Self { room, max_frame_out, replay_rest, state: Mutex::new(state), metrics }
     }

@@ -17,7 +17,7 @@ mod tail;
 mod tests;
 
 pub use batch::Batch;
-pub use feed::{Feed, FeedState, PositionEvent, Start};
+pub use feed::{Bounds, Feed, FeedState, PositionEvent, Start};
 pub use newest::{Newest, NewestMap};
 pub use queue::{Backlog, FellBehind, Queue, Weight};
 pub use reader::PageRequest;

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::presence::LeaveReason;
 use super::room::{Gone, Join, LogView, Room};
 use crate::ids::{ClientId, ConnId, RoomId};
-use crate::outgoing::{Feed, PositionEvent};
+use crate::outgoing::{Bounds, Feed, PositionEvent};
 use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
@@ -226,16 +226,8 @@ impl Hub {
     /// Makes a room active once the log has loaded it, and answers the joins that waited.
     pub fn activate(&self, room: &RoomId, seq: u64, trimmed_to: u64, newest: Vec<PositionEvent>) {
         let Settings { tail_bytes, replay_rest, max_frame_out, .. } = self.settings;
-        let feed = Feed::new(
-            room.clone(),
-            self.epoch(),
-            seq,
-            newest,
-            tail_bytes,
-            replay_rest,
-            max_frame_out,
-            self.metrics.clone(),
-        );
+        let bounds = Bounds { tail_bytes, replay_rest, max_frame_out };
+        let feed = Feed::new(room.clone(), self.epoch(), seq, newest, bounds, self.metrics.clone());
         let active = Arc::new(Room::new(feed, trimmed_to));
         let waiting = {
             let mut places = self.places.write();

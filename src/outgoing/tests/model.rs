@@ -154,9 +154,7 @@ impl ModelRoom {
             "epoch".into(),
             last_seq,
             newest,
-            TAIL_BYTES,
-            REPLAY_REST,
-            400,
+            Bounds { tail_bytes: TAIL_BYTES, replay_rest: REPLAY_REST, max_frame_out: 400 },
             metrics.clone(),
         );
         Self { feed: Arc::new(feed), events, head, last_seq }
@@ -377,7 +375,7 @@ impl World {
                 self.appended(room, None, 0, sender, frame);
             }
             Step::Join { conn, room, since, flat, walk } => {
-                self.join(conn, room, since, flat, walk)
+                self.join(conn, room, since, flat, walk);
             }
             Step::Leave { conn, room } => {
                 let conn = &mut self.conns[conn];
