@@ -9,7 +9,7 @@ use super::newest::NewestMap;
 use super::queue::Backlog;
 use super::reader::Progress;
 use super::seat::{Events, Pace, Seat};
-use super::tail::{EntryKind, Tail, Trimmed};
+use super::tail::{EntryKind, Tail};
 use crate::ids::RoomId;
 use crate::protocol::{frame, server};
 use crate::telemetry::Metrics;
@@ -64,10 +64,12 @@ pub(super) fn walk(seat: &mut Seat, room: &Room<'_>, batch: &mut Batch, budget: 
         let position =
             room.newest.since(from).find(|newest| newest.sender.is_none() || newest.sender != own);
         let other = match room.tail.next_other(from) {
-            Ok(other) => other.filter(|entry| entry.at().index < end.index),
-            Err(Trimmed) if seat.events == Events::All => return Walked::Lost,
-            Err(Trimmed) => None,
+            Ok(other) => other,
+            Err(_) if seat.events == Events::All => return Walked::Lost,
+            // It gets none of them anyway.
+            Err(_) => None,
         };
+        let other = other.filter(|entry| entry.at().index < end.index);
         let position = position.filter(|newest| newest.index < end.index);
         match (position, other) {
             (Some(newest), other) if other.is_none_or(|entry| newest.index < entry.at().index) => {

@@ -375,7 +375,7 @@ impl World {
 
     async fn messages(&mut self, conn: usize) {
         let Conn { queue, batch, .. } = &mut self.conns[conn];
-        let frames: Vec<Vec<u8>> = batch.frames().map(|frame| frame.to_vec()).collect();
+        let frames = batch.frames();
         batch.advance(batch.bytes());
         queue.note_in_flight(batch);
         for frame in frames {

@@ -98,7 +98,11 @@ impl Socket {
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.0.stream.poll_write_ready(cx))?;
-            match self.0.stream.try_write_vectored(slices) {
+            let result = match slices {
+                [one] => self.0.stream.try_write(one),
+                many => self.0.stream.try_write_vectored(many),
+            };
+            match result {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(written) => {
                     self.0.written.fetch_add(written as u64, Ordering::Relaxed);

@@ -19,7 +19,9 @@
 )]
 #![allow(unreachable_pub, reason = "`pub` says what the modules share")]
 
+mod admin;
 mod bad_input;
+mod commands;
 mod container;
 mod control_frames;
 mod dashboards;

@@ -501,7 +501,7 @@ impl World {
         }
         let mut pages = Vec::new();
         let taken = conn.queue.take(&mut conn.batch, budget, &mut pages);
-        let frames: Vec<Bytes> = conn.batch.frames().skip(conn.seen).cloned().collect();
+        let frames: Vec<Bytes> = conn.batch.frames().split_off(conn.seen);
         conn.seen += frames.len();
         for frame in frames {
             let header = if frame[1] < 126 { 2 } else { 4 };

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::harness::{PATIENCE, raw};
 
