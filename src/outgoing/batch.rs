@@ -206,6 +206,25 @@ impl Batch {
         self.retain(|piece| piece.own)
     }
 
+    /// The frames not wholly written, in order.
+    #[cfg(test)]
+    pub(crate) fn frames(&self) -> Vec<Bytes> {
+        let mut frames = Vec::new();
+        for piece in &self.pieces {
+            let Some((ends, written)) = piece.rest_of_run() else {
+                frames.push(piece.bytes.clone());
+                continue;
+            };
+            let mut from = 0;
+            for end in ends {
+                let to = (end - written) as usize;
+                frames.push(piece.bytes.slice(from..to));
+                from = to;
+            }
+        }
+        frames
+    }
+
     fn retain(&mut self, keep: impl Fn(&Piece) -> bool) -> Backlog {
         self.split_front();
         let mut dropped = Backlog::default();
@@ -231,7 +250,7 @@ mod tests {
 
     use super::*;
     use crate::ids::{ConnId, RoomId};
-    use crate::outgoing::{Events, Feed, Queue, Start};
+    use crate::outgoing::{Bounds, Events, Feed, Queue, Start};
     use crate::telemetry::Metrics;
 
     #[test]
@@ -316,7 +335,8 @@ mod tests {
     fn a_burst_is_joined_for_those_who_read_just_it() {
         let room = RoomId::parse("r").unwrap();
         let metrics = Arc::new(Metrics::new(&Counter::default()));
-        let feed = Feed::new(room, "e".into(), 0, Vec::new(), 1 << 20, 1 << 16, metrics);
+        let bounds = Bounds { tail_bytes: 1 << 20, replay_rest: 1 << 17, max_frame_out: 1 << 16 };
+        let feed = Feed::new(room, "e".into(), 0, Vec::new(), bounds, metrics);
         let feed = Arc::new(feed);
         let queues: Vec<_> = (0..5).map(|n| Arc::new(Queue::new(ConnId(n)))).collect();
         feed.with(|state| {

@@ -52,6 +52,17 @@ pub enum Start {
     After(u64),
 }
 
+/// What a feed may hold and send, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// The most that the tail keeps of each kind of event.
+    pub tail_bytes: usize,
+    /// Of what a subscriber missed at most this much counts as its queue.
+    pub replay_rest: usize,
+    /// The longest frame of a snapshot.
+    pub max_frame_out: usize,
+}
+
 /// The state of a feed, reached through [`Feed::with`].
 #[derive(Debug)]
 pub struct FeedState {
@@ -70,21 +81,21 @@ pub struct FeedState {
 pub struct Feed {
     pub(super) room: RoomId,
     pub(super) max_frame_out: usize,
+    pub(super) replay_rest: u64,
     pub(super) state: Mutex<FeedState>,
     pub(super) metrics: Arc<Metrics>,
 }
 
 impl Feed {
     /// The stream of `room` as of the log's head `seq` in `epoch`, with the newest positions
-    /// in ascending order of their seqs. The tail keeps at most `tail_bytes`.
+    /// in ascending order of their seqs.
     #[must_use]
     pub fn new(
         room: RoomId,
         epoch: Arc<str>,
         seq: u64,
         newest: Vec<PositionEvent>,
-        tail_bytes: usize,
-        max_frame_out: usize,
+        bounds: Bounds,
         metrics: Arc<Metrics>,
     ) -> Self {
         let mut map = NewestMap::default();
@@ -94,7 +105,7 @@ impl Feed {
             index += 1;
         }
         let state = FeedState {
-            tail: Tail::new(index, seq, tail_bytes),
+            tail: Tail::new(index, seq, bounds.tail_bytes),
             newest: map,
             seats: Slab::new(),
             by_conn: FxHashMap::default(),
@@ -103,7 +114,9 @@ impl Feed {
             joined: Joined::default(),
             epoch,
         };
-        Self { room, max_frame_out, state: Mutex::new(state), metrics }
+        let Bounds { replay_rest, max_frame_out, .. } = bounds;
+        let replay_rest = replay_rest as u64;
+        Self { room, max_frame_out, replay_rest, state: Mutex::new(state), metrics }
     }
 
     /// The room.
@@ -131,12 +144,9 @@ impl Feed {
         let head = state.tail.head();
         let (cursor, sent_seq, replay) = match start {
             Start::Head => (head, state.last_seq, None),
-            Start::After(seq) => match state.tail.resume_after(seq) {
+            Start::After(seq) => match state.tail.resume_near(seq, self.replay_rest) {
                 Some(cursor) => (cursor, seq, None),
-                None => {
-                    let replay = Replay { after: seq, page: VecDeque::new(), reading: false };
-                    (head, seq, Some(Box::new(replay)))
-                }
+                None => (head, seq, Some(Box::new(Replay::new(seq)))),
             },
         };
         let mut seat = Seat {
@@ -203,10 +213,9 @@ impl Feed {
     ) {
         self.with(|state| {
             let Some(seat) = state.seat_of(conn) else { return };
-            let Some(replay) = &mut seat.replay else { return };
-            replay.reading = false;
-            replay.after = next.unwrap_or(asked.up_to);
-            replay.page = page;
+            // The page of a seat that it had before is of no use to its present one.
+            let Some(replay) = seat.replay.as_mut().filter(|r| r.waits_for(asked)) else { return };
+            replay.take_page(page, next.unwrap_or(asked.up_to));
             if let Some(waker) = seat.queue.due(seat.slot) {
                 waker.wake();
             }
@@ -219,12 +228,13 @@ impl Feed {
         let head = state.tail.head();
         let last_seq = state.last_seq;
         let Some(seat) = state.seat_of(conn) else { return };
+        let idle = std::mem::take(&mut seat.parked) || seat.waits_for_page();
         seat.replay = None;
         seat.snapshot = snapshot.map(Box::new);
         seat.catch_up(head);
         seat.sent_seq = last_seq;
         seat.pace = Pace::Full;
-        if let Some(waker) = seat.queue.due(seat.slot) {
+        if idle && let Some(waker) = seat.queue.due(seat.slot) {
             waker.wake();
         }
     }
@@ -296,9 +306,13 @@ impl FeedState {
             }
         });
         match kind {
-            EntryKind::Position { .. } => {
+            EntryKind::Position { seq } => {
                 if let Some(id) = sender.and_then(|conn| self.by_conn.get(&conn)) {
-                    skip_unparked(&mut self.seats[*id as usize], bytes, kind);
+                    let seat = &mut self.seats[*id as usize];
+                    skip_unparked(seat, bytes, kind);
+                    if let Some(replay) = &mut seat.replay {
+                        replay.own.push(seq);
+                    }
                 }
             }
             EntryKind::Other => {
@@ -335,6 +349,14 @@ impl FeedState {
     fn seat_of(&mut self, conn: ConnId) -> Option<&mut Seat> {
         let id = *self.by_conn.get(&conn)?;
         self.seats.get_mut(id as usize)
+    }
+
+    /// Whether `conn` waits for the page `asked`.
+    #[must_use]
+    pub fn waits_for_page(&self, conn: ConnId, asked: PageRequest) -> bool {
+        let id = self.by_conn.get(&conn);
+        let seat = id.and_then(|id| self.seats.get(*id as usize));
+        seat.and_then(|seat| seat.replay.as_ref()).is_some_and(|replay| replay.waits_for(asked))
     }
 
     /// Connections that get the newest per vehicle only.

@@ -105,6 +105,7 @@ pub(super) fn lag(seat: &Seat, room: &Room<'_>) -> Backlog {
     let positions = room
         .newest
         .since(seat.cursor.index)
+        .take_while(|newest| seat.end.is_none_or(|end| newest.index < end.index))
         .filter(|newest| newest.sender.is_none() || newest.sender != own)
         .map(|newest| newest.frame.len());
     let others = others(seat, room);
@@ -115,6 +116,7 @@ pub(super) fn lag(seat: &Seat, room: &Room<'_>) -> Backlog {
 pub(super) fn others(seat: &Seat, room: &Room<'_>) -> Backlog {
     room.tail
         .others_since(seat.cursor.index)
+        .take_while(|entry| seat.end.is_none_or(|end| entry.at().index < end.index))
         .filter(|entry| seat.wants(entry.at().index, entry.kind, entry.sender))
         .fold(Backlog::default(), |sum, entry| {
             sum.plus(Backlog { messages: 1, bytes: entry.frame.len() as u64 })

@@ -14,9 +14,11 @@ mod reader;
 mod seat;
 mod snapshot;
 mod tail;
+#[cfg(test)]
+mod tests;
 
 pub use batch::Batch;
-pub use feed::{Feed, FeedState, PositionEvent, Start};
+pub use feed::{Bounds, Feed, FeedState, PositionEvent, Start};
 pub use newest::{Newest, NewestMap};
 pub use queue::{Backlog, FellBehind, Queue, Weight};
 pub use reader::PageRequest;

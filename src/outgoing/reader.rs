@@ -49,7 +49,8 @@ impl Feed {
             return Progress::More;
         }
         if seat.replay.is_some()
-            && let Some(progress) = replay(seat, &state.tail, state.last_seq, batch, budget)
+            && let Some(progress) =
+                replay(seat, &state.tail, state.last_seq, self.replay_rest, batch, budget)
         {
             return progress;
         }
@@ -152,7 +153,7 @@ impl Feed {
         let head = state.tail.head();
         if let Some(seat) = state.seats.get_mut(id as usize)
             && seat.replay.is_none()
-            && seat.cursor.index < head.index
+            && seat.cursor.index < seat.end.unwrap_or(head).index
         {
             seat.lag_behind();
         }
@@ -172,16 +173,20 @@ impl Feed {
         let mut state = self.state.lock();
         let head = state.tail.head().index;
         if let Some(seat) = state.seats.get_mut(id as usize) {
-            seat.mark = head;
+            // What is still in the log is no part of the queue.
+            match &mut seat.replay {
+                Some(replay) => replay.marked = !replay.page.is_empty(),
+                None => seat.mark = head,
+            }
         }
     }
 
     pub(super) fn passed_mark(&self, id: u32) -> bool {
         let state = self.state.lock();
-        state
-            .seats
-            .get(id as usize)
-            .is_none_or(|seat| seat.replay.is_some() || seat.cursor.index >= seat.mark)
+        state.seats.get(id as usize).is_none_or(|seat| match &seat.replay {
+            Some(replay) => !replay.marked,
+            None => seat.cursor.index >= seat.mark,
+        })
     }
 
     /// Lets seat `id` end at the present head.
@@ -194,7 +199,8 @@ impl Feed {
             let seat = state.remove(id);
             seat.queue.unsubscribe(seat.slot);
         } else {
-            seat.end = Some(head);
+            // One that is there for a snapshot only has an end already.
+            seat.end.get_or_insert(head);
             // Its own later events no longer count against it.
             let conn = seat.queue.conn();
             state.by_conn.remove(&conn);
@@ -237,12 +243,14 @@ fn page_backlog(replay: &Replay) -> Backlog {
     })
 }
 
-/// Sends what has been read from the log; asks for more, or goes over to the tail once that
-/// holds all the rest (`None`).
+/// Sends what has been read from the log and asks for more. What the tail holds is read
+/// there; but it is part of the queue (`None`) only when at most `rest` bytes are left: a
+/// reader slower than the room stays on the log, and what it missed is not skipped.
 fn replay(
     seat: &mut Seat,
     tail: &Tail,
     last_seq: u64,
+    rest: u64,
     batch: &mut Batch,
     budget: usize,
 ) -> Option<Progress> {
@@ -250,8 +258,29 @@ fn replay(
     while let Some((seq, frame)) = replay.page.pop_front() {
         batch.push(frame);
         seat.sent_seq = seq;
+        replay.marked &= !replay.page.is_empty();
         if batch.bytes() >= budget {
             return Some(Progress::More);
+        }
+    }
+    while let Some(cursor) = tail.resume_after(replay.after)
+        && tail.head().bytes - cursor.bytes > rest
+    {
+        let conn = Some(seat.queue.conn());
+        for index in cursor.index..tail.head().index {
+            let Some(entry) = tail.get(index) else { break };
+            let EntryKind::Position { seq } = entry.kind else { continue };
+            replay.after = seq;
+            if entry.sender != conn {
+                batch.push(entry.frame.clone());
+                seat.sent_seq = seq;
+            }
+            if batch.bytes() >= budget {
+                return Some(Progress::More);
+            }
+            if tail.head().bytes - entry.after().bytes <= rest {
+                break;
+            }
         }
     }
     let after = replay.after;
@@ -262,13 +291,15 @@ fn replay(
         return Some(Progress::NeedsPage(PageRequest { after, up_to: last_seq }));
     };
     // Other events since the join stood between the positions that came from the log.
-    if tail.next_other(seat.replay_until).is_err() {
-        return Some(Progress::FellBehind);
-    }
-    for entry in tail.others_since(seat.replay_until) {
-        let at = entry.at().index;
-        if at < cursor.index && seat.wants(at, entry.kind, entry.sender) {
-            batch.push(entry.frame.clone());
+    if seat.events == Events::All && seat.replay_until < cursor.index {
+        if tail.next_other(seat.replay_until).is_err() {
+            return Some(Progress::FellBehind);
+        }
+        for entry in tail.others_since(seat.replay_until) {
+            let at = entry.at().index;
+            if at < cursor.index && seat.wants(at, entry.kind, entry.sender) {
+                batch.push(entry.frame.clone());
+            }
         }
     }
     seat.replay = None;

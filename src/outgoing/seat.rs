@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::queue::{Backlog, Queue};
+use super::reader::PageRequest;
 use super::snapshot::SnapshotWalk;
 use super::tail::{Cursor, EntryKind};
 use crate::ids::ConnId;
@@ -43,8 +44,31 @@ pub(super) struct Replay {
     pub(super) after: u64,
     /// The page that is being sent.
     pub(super) page: VecDeque<(u64, Bytes)>,
-    /// A page is being read.
+    /// A page is being read; nothing is due until it comes.
     pub(super) reading: bool,
+    /// The subscriber's own positions after `after`: the log does not know whose they are.
+    pub(super) own: Vec<u64>,
+    /// The page that is being sent was there when the drain began.
+    pub(super) marked: bool,
+}
+
+impl Replay {
+    /// From behind the position `after` on.
+    pub(super) fn new(after: u64) -> Self {
+        Self { after, page: VecDeque::new(), reading: false, own: Vec::new(), marked: false }
+    }
+
+    /// Whether this page is the one that is being read.
+    pub(super) fn waits_for(&self, asked: PageRequest) -> bool {
+        self.reading && self.after == asked.after
+    }
+
+    /// Takes a page that has been read up to `after`.
+    pub(super) fn take_page(&mut self, mut page: VecDeque<(u64, Bytes)>, after: u64) {
+        page.retain(|(seq, _)| self.own.binary_search(seq).is_err());
+        self.own.retain(|seq| *seq > after);
+        (self.page, self.after, self.reading) = (page, after, false);
+    }
 }
 
 #[derive(Debug)]
@@ -100,6 +124,11 @@ impl Seat {
         self.cursor = head;
         self.skipped = Backlog::default();
         self.skipped_positions = 0;
+    }
+
+    /// Whether it is neither at the head nor in the queue's list of what is due.
+    pub(super) fn waits_for_page(&self) -> bool {
+        self.replay.as_ref().is_some_and(|replay| replay.reading)
     }
 
     /// Goes over to the newest per vehicle.

@@ -60,9 +60,6 @@ impl Entry {
 #[error("events that are no positions have been trimmed")]
 pub struct Trimmed;
 
-/// Events that are no positions are held up to this part of the tail's bound.
-const OTHERS_SHARE: u64 = 4;
-
 /// A place in a tail: the next entry to read, with the running total before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cursor {
@@ -82,8 +79,8 @@ pub struct Tail {
     head: Cursor,
     /// Every position of the room with a higher `seq` is held.
     floor: u64,
-    /// Events that are no positions, held on their own: a flood of positions must not push
-    /// them out of reach of a slow reader.
+    /// Events that are no positions, held on their own and up to the same bound: a flood of
+    /// positions must not push them out of reach of a slow reader.
     others: VecDeque<Entry>,
     others_bytes: u64,
     /// Every such event at or above this index is held.
@@ -116,7 +113,7 @@ impl Tail {
         if kind == EntryKind::Other {
             self.others_bytes += entry.frame.len() as u64;
             self.others.push_back(entry.clone());
-            while self.others_bytes > self.max_bytes / OTHERS_SHARE && self.others.len() > 1 {
+            while self.others_bytes > self.max_bytes && self.others.len() > 1 {
                 if let Some(gone) = self.others.pop_front() {
                     self.others_bytes -= gone.frame.len() as u64;
                     self.others_floor = gone.at.index + 1;
@@ -182,6 +179,12 @@ impl Tail {
         self.entries.get(usize::try_from(offset).ok()?)
     }
 
+    /// The same, if at most `rest` bytes are to be read from there.
+    #[must_use]
+    pub fn resume_near(&self, seq: u64, rest: u64) -> Option<Cursor> {
+        self.resume_after(seq).filter(|cursor| self.head.bytes - cursor.bytes <= rest)
+    }
+
     /// The cursor from which all positions after `seq` are read, if the tail still holds
     /// them all.
     #[must_use]
@@ -235,11 +238,13 @@ mod tests {
         assert!(tail.get(0).is_none());
         assert_eq!(tail.next_other(0).unwrap().map(|entry| entry.at().index), Some(0));
         assert!(tail.next_other(1).unwrap().is_none());
-        for _ in 0..5 {
+        for _ in 0..9 {
             tail.append(frame(10), EntryKind::Other, None);
         }
+        assert!(tail.next_other(0).is_ok(), "ten frames of 10 fit 100");
+        tail.append(frame(10), EntryKind::Other, None);
         assert_eq!(tail.next_other(0).err(), Some(Trimmed));
-        assert_eq!(tail.others_since(0).count(), 2, "a quarter of the bound");
+        assert_eq!(tail.others_since(0).count(), 10);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::presence::LeaveReason;
 use super::room::{Gone, Join, LogView, Room};
 use crate::ids::{ClientId, ConnId, RoomId};
-use crate::outgoing::{Feed, PositionEvent};
+use crate::outgoing::{Bounds, Feed, PositionEvent};
 use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
@@ -36,6 +36,9 @@ pub struct Settings {
     pub max_frame_out: usize,
     /// How much of a room's events is kept for cursors and resumes, in bytes.
     pub tail_bytes: usize,
+    /// A replay becomes a part of the outgoing queue when at most this much of it is left,
+    /// in bytes.
+    pub replay_rest: usize,
     /// `room_log.newest_age`.
     pub newest_age: Duration,
 }
@@ -222,16 +225,9 @@ impl Hub {
 
     /// Makes a room active once the log has loaded it, and answers the joins that waited.
     pub fn activate(&self, room: &RoomId, seq: u64, trimmed_to: u64, newest: Vec<PositionEvent>) {
-        let Settings { tail_bytes, max_frame_out, .. } = self.settings;
-        let feed = Feed::new(
-            room.clone(),
-            self.epoch(),
-            seq,
-            newest,
-            tail_bytes,
-            max_frame_out,
-            self.metrics.clone(),
-        );
+        let Settings { tail_bytes, replay_rest, max_frame_out, .. } = self.settings;
+        let bounds = Bounds { tail_bytes, replay_rest, max_frame_out };
+        let feed = Feed::new(room.clone(), self.epoch(), seq, newest, bounds, self.metrics.clone());
         let active = Arc::new(Room::new(feed, trimmed_to));
         let waiting = {
             let mut places = self.places.write();

@@ -8,6 +8,8 @@ mod hub;
 mod presence;
 mod replay;
 mod room;
+#[cfg(test)]
+mod tests;
 
 pub use distributor::{Distributor, LogWatcher};
 pub use hub::{Announcer, Hub, JoinProgress, JoinRefused, PRESENCE_COLLECTED_FOR, Settings};

@@ -51,7 +51,7 @@ impl Replayer {
                         recovered: false,
                         epoch: &epoch,
                     };
-                    active.reset(&self.queue, &told, hub.settings());
+                    active.reset(&self.queue, asked, &told, hub.settings());
                 }
             }
         }

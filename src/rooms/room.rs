@@ -11,7 +11,9 @@ use rustc_hash::FxHashSet;
 use super::hub::Settings;
 use super::presence::{LeaveReason, Presence};
 use crate::ids::{ClientId, ConnId, RoomId};
-use crate::outgoing::{Events, Feed, FeedState, PositionEvent, Queue, SnapshotWalk, Start, Weight};
+use crate::outgoing::{
+    Events, Feed, FeedState, PageRequest, PositionEvent, Queue, SnapshotWalk, Start, Weight,
+};
 use crate::protocol::client::{Mode, Since};
 use crate::protocol::envelope::RequestId;
 use crate::protocol::page::PageBuilder;
@@ -160,13 +162,23 @@ impl Room {
 
     /// Lets a connection whose replay failed go on from the head: `room_joined` again,
     /// without an id, and the snapshot is the truth.
-    pub(super) fn reset(&self, queue: &Queue, told: &Told<'_>, settings: &Settings) {
+    /// Nothing happens if the page `asked` is no longer waited for.
+    pub(super) fn reset(
+        &self,
+        queue: &Queue,
+        asked: PageRequest,
+        told: &Told<'_>,
+        settings: &Settings,
+    ) {
         let mut members = self.members.lock();
         if !members.connections.contains(&queue.conn()) {
             return;
         }
         members.presence.show();
         self.feed.with(|state| {
+            if !state.waits_for_page(queue.conn(), asked) {
+                return;
+            }
             let (text, walk) = self.room_joined(told, &members.presence, state, settings);
             queue.push(frame::text_frame(&text), Weight::Free);
             self.feed.reset(state, queue.conn(), walk);

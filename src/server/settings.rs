@@ -102,6 +102,8 @@ pub(super) fn room_settings(config: &Config) -> rooms::Settings {
         max_frame_out: config.limits.max_frame_out,
         // What one connection may have waiting is what a room has to keep.
         tail_bytes: config.outgoing.max_bytes,
+        // Well under the mark at which a queue is squeezed: what is missed is not skipped.
+        replay_rest: config.outgoing.high_water / 2,
         newest_age: config.room_log.newest_age,
     }
 }

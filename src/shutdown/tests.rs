@@ -232,6 +232,7 @@ impl Stage {
             presence_members: 0,
             max_frame_out: 65536,
             tail_bytes: 65536,
+            replay_rest: 32768,
             newest_age: ms(1000),
         };
         let (hub, _announcer) = Hub::new(settings, metrics.clone());

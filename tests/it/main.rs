@@ -36,6 +36,8 @@ mod past;
 mod peers;
 mod protocol;
 mod shutdown;
+mod slow;
 mod smoke;
+mod store;
 mod tokens;
 mod traces;

@@ -1,6 +1,7 @@
 //! What the tests share: the real binary as a child process, WebSocket clients over real
 //! sockets, and raw sockets for peers that misbehave.
 
+pub mod admin;
 pub mod client;
 pub mod raw;
 pub mod server;
