@@ -46,7 +46,8 @@ pub struct Held {
     bytes: usize,
     refused: u64,
     dropped: u64,
-    waits: bool,
+    /// How often the plane had opened when this began to wait for it to open.
+    waits: Option<u64>,
 }
 
 impl Held {
@@ -61,7 +62,7 @@ impl Held {
             bytes: 0,
             refused: 0,
             dropped: 0,
-            waits: false,
+            waits: None,
         }
     }
 
@@ -91,9 +92,32 @@ impl Held {
 
     /// Asks to be woken when the plane opens.
     pub fn wait(&mut self, queue: &Arc<Queue>) {
-        if !std::mem::replace(&mut self.waits, true) {
-            self.plane.wait(queue);
+        if self.waits.is_none() {
+            self.waits = Some(self.plane.wait(queue));
         }
+    }
+
+    /// Whether the plane has opened since this began to wait, even if it is paused again.
+    #[must_use]
+    pub fn has_reopened(&self) -> bool {
+        let openings = self.plane.openings.load(Ordering::Acquire);
+        self.plane.is_open() || self.waits.is_some_and(|before| before != openings)
+    }
+
+    /// Whether another frame of up to `frame` bytes might not find room.
+    #[must_use]
+    pub fn is_full(&self, frame: usize) -> bool {
+        let budgets = &self.plane.budgets;
+        self.requests.len() >= budgets.requests
+            || self.notifications.len() >= budgets.notifications
+            || self.bytes + frame > budgets.bytes_per_connection
+            || self.plane.held_bytes.load(Ordering::Acquire) + frame > budgets.bytes
+    }
+
+    /// The arrival number of what was held last.
+    #[must_use]
+    pub fn last_arrival(&self) -> u64 {
+        self.arrivals
     }
 
     /// Holds a request, if the budgets allow it.
@@ -195,14 +219,32 @@ impl Held {
         Some(Item::Request(text))
     }
 
-    /// Puts requests back ahead of all others, in their order.
-    pub fn put_back(&mut self, requests: Vec<Box<str>>) {
-        for text in requests.into_iter().rev() {
-            self.bytes += text.len();
-            self.plane.held_bytes.fetch_add(text.len(), Ordering::AcqRel);
-            self.plane.held_requests.fetch_add(1, Ordering::AcqRel);
-            self.requests.push_front((0, text));
+    /// Takes out the requests that are not to be kept, in their order: they are answered
+    /// without having been handled.
+    pub fn take_requests(&mut self, keep: impl Fn(&str) -> bool) -> Vec<Box<str>> {
+        let (kept, taken): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.requests).into_iter().partition(|(_, text)| keep(text));
+        self.requests = kept;
+        taken.into_iter().map(|(_, text)| self.refused_late(text)).collect()
+    }
+
+    /// Throws away the requests with these arrival numbers, which ascend.
+    pub fn discard(&mut self, arrivals: &[u64]) {
+        let (gone, kept): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.requests)
+            .into_iter()
+            .partition(|(arrival, _)| arrivals.binary_search(arrival).is_ok());
+        self.requests = kept;
+        for (_, text) in gone {
+            self.refused_late(text);
         }
+    }
+
+    fn refused_late(&mut self, text: Box<str>) -> Box<str> {
+        self.give_back(&text);
+        self.plane.held_requests.fetch_sub(1, Ordering::AcqRel);
+        self.plane.totals.refused.fetch_add(1, Ordering::Relaxed);
+        self.plane.flushed_some();
+        text
     }
 
     fn pop_notification(&mut self) -> Option<Item> {
@@ -217,7 +259,7 @@ impl Held {
     /// The pause is over: starts the counts again and says how many notifications were
     /// dropped in it.
     pub fn resumed(&mut self) -> u64 {
-        self.waits = false;
+        self.waits = None;
         self.refused = 0;
         std::mem::take(&mut self.dropped)
     }
@@ -225,6 +267,9 @@ impl Held {
     /// Gives up what is held; returns how many notifications that loses.
     pub fn give_up(&mut self) -> usize {
         let notifications = self.notifications.len();
+        let all = (self.requests.len() + notifications) as u64;
+        self.plane.totals.dropped.fetch_add(all, Ordering::Relaxed);
+        self.plane.metrics.held_notifications_dropped.inc_by(notifications as u64);
         self.plane.held_requests.fetch_sub(self.requests.len(), Ordering::AcqRel);
         self.plane.held_notifications.fetch_sub(notifications, Ordering::AcqRel);
         self.plane.give_back_bytes(self.bytes);
