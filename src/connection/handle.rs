@@ -145,11 +145,11 @@ impl Handle {
         self.notified.load(Ordering::Acquire)
     }
 
-    pub(super) fn take_notice(&self) -> Option<Bytes> {
+    pub(crate) fn take_notice(&self) -> Option<Bytes> {
         self.notice.lock().take()
     }
 
-    pub(super) fn take_orders(&self) -> Orders {
+    pub(crate) fn take_orders(&self) -> Orders {
         if self.orders.load(Ordering::Acquire) == 0 {
             return Orders::default();
         }

@@ -120,6 +120,7 @@ impl Room {
         if join.queue.is_closed() {
             return Ok(Joined { announce: false, resumed: None });
         }
+        members.presence.show();
         if members.connections.insert(join.queue.conn()) && !join.hidden {
             members.presence.join(&join.client, join.queue.conn());
         }
@@ -158,10 +159,11 @@ impl Room {
     /// Lets a connection whose replay failed go on from the head: `room_joined` again,
     /// without an id, and the snapshot is the truth.
     pub(super) fn reset(&self, queue: &Queue, told: &Told<'_>, settings: &Settings) {
-        let members = self.members.lock();
+        let mut members = self.members.lock();
         if !members.connections.contains(&queue.conn()) {
             return;
         }
+        members.presence.show();
         self.feed.with(|state| {
             let (text, walk) = self.room_joined(told, &members.presence, state, settings);
             queue.push(frame::text_frame(&text), Weight::Free);

@@ -13,6 +13,9 @@ pub mod signals;
 pub mod slots;
 pub mod watchdog;
 
+#[cfg(test)]
+mod tests;
+
 pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
 pub use evacuation::Evacuation;
 pub use report::Report;
