@@ -101,6 +101,10 @@ impl Session {
         let room = envelope.room_hint();
         if self.is_of_upload(envelope) {
             // Its one answer: the upload is over, what is committed stays.
+            self.held.take_requests(|text| {
+                Envelope::parse(text)
+                    .is_ok_and(|held| !(is_further(&held) && held.id == envelope.id))
+            });
             if let Some(admitted) = self.upload.take().and_then(Upload::abandon) {
                 admitted.answered_elsewhere();
             }

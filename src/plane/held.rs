@@ -364,4 +364,71 @@ mod tests {
         assert!(plane.is_open());
         assert_ne!(queue.signals(), seen, "woken");
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_that_follows_at_once_is_waited_for_too() {
+        let plane = plane(SMALL);
+        plane.hold(Hold::Operator, "first");
+        let queue = Arc::new(Queue::new(ConnId(1)));
+        let mut held = Held::new(plane.clone());
+        for text in ["n1", "n2", "n3"] {
+            held.notification(text, "s");
+        }
+        held.wait(&queue);
+        assert!(!held.has_reopened());
+        // The connection has no turn in between.
+        plane.release(Hold::Operator);
+        plane.hold(Hold::Operator, "second");
+        assert!(held.has_reopened());
+        assert_eq!(held.resumed(), 1, "the first pause's count ends with it");
+        held.wait(&queue);
+        assert!(!held.has_reopened());
+        let seen = queue.signals();
+        plane.release(Hold::Operator);
+        assert_ne!(queue.signals(), seen, "woken by the second opening");
+        assert_eq!(texts(&mut held), ["n2", "n3"]);
+    }
+
+    #[test]
+    fn requests_are_taken_out_of_the_middle() {
+        let plane = plane(Budgets { requests: 9, ..SMALL });
+        let mut held = Held::new(plane.clone());
+        let mut arrivals = Vec::new();
+        for text in ["a1", "b1", "a2", "b2", "c1"] {
+            held.request(text, "s");
+            if text.starts_with('b') {
+                arrivals.push(held.last_arrival());
+            }
+        }
+        held.notification("n", "s");
+        held.discard(&arrivals);
+        assert_eq!(plane.held(), (3, 1, 7));
+        let taken = held.take_requests(|text| text == "a2");
+        assert_eq!(taken.iter().map(|text| &**text).collect::<Vec<_>>(), ["a1", "c1"]);
+        assert_eq!(texts(&mut held), ["a2", "n"]);
+        assert_eq!(plane.held(), (0, 0, 0));
+    }
+
+    #[test]
+    fn full_is_said_before_a_frame_has_no_room() {
+        let plane = plane(SMALL);
+        let mut held = Held::new(plane.clone());
+        assert!(!held.is_full(1000));
+        assert!(held.is_full(1001), "the connection's bytes");
+        held.request(&"x".repeat(100), "s");
+        assert!(!held.is_full(900));
+        let mut other = Held::new(plane.clone());
+        other.request(&"x".repeat(1000), "s");
+        assert!(held.is_full(901), "the process's bytes");
+        drop(other);
+        held.notification("n", "s");
+        held.notification("n", "s");
+        assert!(held.is_full(1), "notifications");
+        while held.pop().is_some() {}
+        for _ in 0..3 {
+            assert!(!held.is_full(1));
+            held.request("r", "s");
+        }
+        assert!(held.is_full(1), "requests");
+    }
 }

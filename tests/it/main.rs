@@ -6,6 +6,7 @@
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 
+mod admission;
 mod bad_input;
 mod container;
 mod control_frames;
@@ -16,6 +17,7 @@ mod limits;
 mod old_gateway;
 mod past;
 mod peers;
+mod plane;
 mod protocol;
 mod shutdown;
 mod smoke;
