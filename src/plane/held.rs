@@ -12,6 +12,15 @@ use crate::outgoing::Queue;
 /// A warning is logged for the first of a flood and every hundredth after it.
 const EVERY: u64 = 100;
 
+/// What a held frame takes besides its text, in bytes: its place in the deque, the
+/// allocator's share, and its id among those in use. It counts, or a flood of tiny frames
+/// would take several times the budget.
+const OVERHEAD: usize = 128;
+
+fn cost(text: &str) -> usize {
+    text.len() + OVERHEAD
+}
+
 /// A held frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Item {
@@ -84,7 +93,7 @@ impl Held {
         self.notifications.len()
     }
 
-    /// Bytes of what is held.
+    /// Bytes that what is held takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -107,6 +116,7 @@ impl Held {
     /// Whether another frame of up to `frame` bytes might not find room.
     #[must_use]
     pub fn is_full(&self, frame: usize) -> bool {
+        let frame = frame + OVERHEAD;
         let budgets = &self.plane.budgets;
         self.requests.len() >= budgets.requests
             || self.notifications.len() >= budgets.notifications
@@ -123,8 +133,8 @@ impl Held {
     /// Holds a request, if the budgets allow it.
     pub fn request(&mut self, text: &str, session_id: &str) -> Kept {
         let fits = self.requests.len() < self.plane.budgets.requests
-            && self.bytes + text.len() <= self.plane.budgets.bytes_per_connection
-            && self.plane.take_bytes(text.len());
+            && self.bytes + cost(text) <= self.plane.budgets.bytes_per_connection
+            && self.plane.take_bytes(cost(text));
         if !fits {
             let waiting = self.requests.len();
             self.refused += 1;
@@ -140,7 +150,7 @@ impl Held {
             }
             return Kept::Refused { waiting };
         }
-        self.bytes += text.len();
+        self.bytes += cost(text);
         self.plane.held_requests.fetch_add(1, Ordering::AcqRel);
         let arrival = self.arrive();
         self.requests.push_back((arrival, text.into()));
@@ -153,8 +163,8 @@ impl Held {
         let mut fits = false;
         loop {
             if self.notifications.len() < budgets.notifications
-                && self.bytes + text.len() <= budgets.bytes_per_connection
-                && self.plane.take_bytes(text.len())
+                && self.bytes + cost(text) <= budgets.bytes_per_connection
+                && self.plane.take_bytes(cost(text))
             {
                 fits = true;
                 break;
@@ -168,7 +178,7 @@ impl Held {
             self.count_dropped(session_id);
             return Kept::Dropped;
         }
-        self.bytes += text.len();
+        self.bytes += cost(text);
         self.plane.held_notifications.fetch_add(1, Ordering::AcqRel);
         let arrival = self.arrive();
         self.notifications.push_back((arrival, text.into()));
@@ -196,8 +206,8 @@ impl Held {
     }
 
     fn give_back(&mut self, text: &str) {
-        self.bytes -= text.len();
-        self.plane.give_back_bytes(text.len());
+        self.bytes -= cost(text);
+        self.plane.give_back_bytes(cost(text));
     }
 
     /// Takes out what arrived first.
@@ -300,7 +310,12 @@ mod tests {
     }
 
     const SMALL: Budgets =
-        Budgets { requests: 3, notifications: 2, bytes_per_connection: 1000, bytes: 2000 };
+        Budgets { requests: 3, notifications: 2, bytes_per_connection: 10_000, bytes: 20_000 };
+
+    /// A text that takes `bytes`.
+    fn text(letter: &str, bytes: usize) -> String {
+        letter.repeat(bytes - OVERHEAD)
+    }
 
     fn texts(held: &mut Held) -> Vec<String> {
         std::iter::from_fn(|| held.pop())
@@ -329,18 +344,18 @@ mod tests {
     fn bytes_bound_a_connection_and_the_process() {
         let plane = plane(Budgets { requests: 100, notifications: 100, ..SMALL });
         let mut first = Held::new(plane.clone());
-        assert_eq!(first.request(&"x".repeat(900), "s"), Kept::Held);
-        assert_eq!(first.request(&"x".repeat(101), "s"), Kept::Refused { waiting: 1 });
-        assert_eq!(first.notification(&"n".repeat(60), "s"), Kept::Held);
-        assert_eq!(first.notification(&"m".repeat(60), "s"), Kept::Held, "n gave way");
-        assert_eq!(first.notification(&"o".repeat(101), "s"), Kept::Dropped);
+        assert_eq!(first.request(&text("x", 9000), "s"), Kept::Held);
+        assert_eq!(first.request(&text("x", 1010), "s"), Kept::Refused { waiting: 1 });
+        assert_eq!(first.notification(&text("n", 600), "s"), Kept::Held);
+        assert_eq!(first.notification(&text("m", 600), "s"), Kept::Held, "n gave way");
+        assert_eq!(first.notification(&text("o", 1010), "s"), Kept::Dropped);
         let mut second = Held::new(plane.clone());
-        assert_eq!(second.request(&"x".repeat(1000), "s"), Kept::Held);
-        assert_eq!(second.bytes(), 1000);
+        assert_eq!(second.request(&text("x", 10_000), "s"), Kept::Held);
+        assert_eq!(second.bytes(), 10_000);
         let mut third = Held::new(plane.clone());
-        assert_eq!(third.request(&"x".repeat(200), "s"), Kept::Refused { waiting: 0 });
+        assert_eq!(third.request(&text("x", 2000), "s"), Kept::Refused { waiting: 0 });
         drop(second);
-        assert_eq!(third.request(&"x".repeat(200), "s"), Kept::Held, "bytes were given back");
+        assert_eq!(third.request(&text("x", 2000), "s"), Kept::Held, "bytes were given back");
         drop((first, third));
         assert_eq!(plane.held(), (0, 0, 0));
     }
@@ -402,7 +417,7 @@ mod tests {
         }
         held.notification("n", "s");
         held.discard(&arrivals);
-        assert_eq!(plane.held(), (3, 1, 7));
+        assert_eq!(plane.held(), (3, 1, 7 + 4 * OVERHEAD));
         let taken = held.take_requests(|text| text == "a2");
         assert_eq!(taken.iter().map(|text| &**text).collect::<Vec<_>>(), ["a1", "c1"]);
         assert_eq!(texts(&mut held), ["a2", "n"]);
@@ -413,14 +428,18 @@ mod tests {
     fn full_is_said_before_a_frame_has_no_room() {
         let plane = plane(SMALL);
         let mut held = Held::new(plane.clone());
-        assert!(!held.is_full(1000));
-        assert!(held.is_full(1001), "the connection's bytes");
-        held.request(&"x".repeat(100), "s");
-        assert!(!held.is_full(900));
-        let mut other = Held::new(plane.clone());
-        other.request(&"x".repeat(1000), "s");
-        assert!(held.is_full(901), "the process's bytes");
-        drop(other);
+        assert!(!held.is_full(10_000 - OVERHEAD));
+        assert!(held.is_full(10_001 - OVERHEAD), "the connection's bytes");
+        held.request(&text("x", 1000), "s");
+        assert!(!held.is_full(9000 - OVERHEAD));
+        let others = [10_000, 5000].map(|bytes| {
+            let mut other = Held::new(plane.clone());
+            other.request(&text("x", bytes), "s");
+            other
+        });
+        assert!(!held.is_full(4000 - OVERHEAD));
+        assert!(held.is_full(4001 - OVERHEAD), "the process's bytes");
+        drop(others);
         held.notification("n", "s");
         held.notification("n", "s");
         assert!(held.is_full(1), "notifications");

@@ -64,7 +64,7 @@ fn a_token_that_ends_in_the_pause_forbids_what_is_held() {
     let server = server();
     let mut client = Pipe::with_token(&server, &token(3, &json!({})));
     client.join("r");
-    client.ask("backfill_begin", 1, json!({ "roomId": "r" })).write();
+    client.ask("backfill_begin", 1, json!({ "roomId": "r" })).until_pong();
     pause(&server);
     client.ask("positions", 2, json!({ "roomId": "r" }));
     client.queue(&json!({ "type": "location_update", "payload": fix(1) }));
