@@ -57,6 +57,8 @@ fn one_connection_with_all_that_it_may_hold() {
     assert_eq!((&held["requests"], &held["notifications"]), (&json!(10_000), &json!(1_000)));
     let session = client.session().to_owned();
     let lines = |event: &str, count: &str| logged(&server, event, &[count, "session_id", "level"]);
+    server.wait_for_line(|line| line["dropped"] == 101);
+    server.wait_for_line(|line| line["refused"] == 101);
     let expected = [1, 101].map(|n| vec![json!(n), json!(session), json!("WARN")]);
     assert_eq!(lines("plane.refusing", "refused"), expected);
     assert_eq!(lines("plane.dropping", "dropped"), expected);
@@ -216,6 +218,7 @@ fn many_connections_stay_under_the_bytes_of_the_process() {
     let (first, last) = (&seen[0].seqs, &seen[CONNECTIONS - 1].seqs);
     assert!(last[0] < *first.last().unwrap(), "the first did not starve the last");
     assert!(first[0] < *last.last().unwrap(), "nor the last the first");
+    server.wait_for_line(|line| line["event"] == "plane.resumed" && line["hold"] == "operator");
     // Each connection has its own count, and each count its own lines.
     let mut lines: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for line in logged(&server, "plane.refusing", &["session_id", "refused"]) {
@@ -225,7 +228,6 @@ fn many_connections_stay_under_the_bytes_of_the_process() {
     assert_eq!(lines.len(), seen.iter().filter(|seen| seen.busy > 0).count());
     let every_hundredth: usize = seen.iter().map(|seen| seen.busy.div_ceil(100)).sum();
     assert_eq!(lines.values().map(Vec::len).sum::<usize>(), every_hundredth);
-    server.wait_for_line(|line| line["event"] == "plane.resumed" && line["hold"] == "operator");
     let sums = logged(&server, "plane.resumed", &["refused", "dropped"]).pop().unwrap();
     let dropped: u64 = seen.iter().map(|seen| seen.dropped).sum();
     assert_eq!(sums, [json!(busy), json!(dropped)]);

@@ -73,9 +73,14 @@ fn a_pause_in_the_middle_of_a_flush_keeps_the_rest_in_order_and_counted() {
     resume(&server);
     let stuck = |status: &serde_json::Value| status["queues"]["bytes"].as_u64().unwrap() > 16_384;
     status_where(&server, stuck);
+    // The workers have had many turns since: it is not that the flush is still under way.
+    let mut other = Pipe::connect(&server, "other");
+    for _ in 0..100 {
+        assert!(other.until_pong().is_empty());
+    }
     pause(&server);
     let status = admin(&server, "GET", "/status");
-    assert!(status["held"]["requests"].as_u64().unwrap() > BUDGET / 2, "{status:#}");
+    assert!(status["held"]["requests"].as_u64().unwrap() > 0, "{status:#}");
 
     for id in BUDGET..2 * BUDGET {
         client.ask("positions", id, json!({ "roomId": "nowhere" }));
@@ -96,9 +101,17 @@ fn a_pause_in_the_middle_of_a_flush_keeps_the_rest_in_order_and_counted() {
     assert_eq!(ids(&busy), (BUDGET + done..2 * BUDGET).collect::<Vec<_>>());
     assert_eq!(admin(&server, "GET", "/status")["held"]["requests"], BUDGET);
 
+    // What comes while the rest is flushed, which is stuck once more, stays behind it.
     resume(&server);
-    let rest = client.take(BUDGET as usize);
-    assert_eq!(ids(&rest), (done..BUDGET + done).collect::<Vec<_>>());
+    status_where(&server, stuck);
+    for id in 2 * BUDGET..3 * BUDGET {
+        client.ask("positions", id, json!({ "roomId": "nowhere" }));
+    }
+    let writing = client.write_aside();
+    let rest = client.take(2 * BUDGET as usize);
+    writing.join().unwrap();
+    let expected: Vec<_> = (done..BUDGET + done).chain(2 * BUDGET..3 * BUDGET).collect();
+    assert_eq!(ids(&rest), expected);
     assert!(rest.iter().all(|answer| answer["payload"]["code"] == "NOT_JOINED"));
     assert!(client.until_pong().is_empty());
 }
@@ -148,10 +161,10 @@ fn every_pause_counts_anew() {
         assert_eq!(told[1]["type"], "positions");
         assert!(client.until_pong().is_empty());
     }
+    server.wait_for_line(|line| line["event"] == "plane.resumed" && line["held"] == 3);
     let numbers = |event: &str, field: &str| logged(&server, event, &[field]).concat();
     assert_eq!(numbers("plane.refusing", "refused"), [1, 101, 1]);
     assert_eq!(numbers("plane.dropping", "dropped"), [1, 101, 1]);
-    server.wait_for_line(|line| line["event"] == "plane.resumed" && line["held"] == 3);
     let sums = logged(&server, "plane.resumed", &["held", "flushed", "refused", "dropped"]);
     assert_eq!(sums[sums.len() - 2..], [[104, 2, 102, 102], [3, 2, 1, 1]]);
     let pauses = logged(&server, "plane.paused", &["hold", "reason"]);

@@ -2,11 +2,12 @@
 
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use crate::harness::client::Seen;
-use crate::harness::{Server, raw};
+use crate::harness::{PATIENCE, Server, raw};
 
 /// A WebSocket connection on a plain socket.
 pub(crate) struct Pipe {
@@ -155,6 +156,7 @@ impl Pipe {
 
     /// The next frame that is no ping or pong of the protocol; `None` at the end.
     pub(crate) fn next_frame(&mut self) -> Option<(u8, Vec<u8>)> {
+        let started = Instant::now();
         loop {
             let mut head = [0; 2];
             self.reader.read_exact(&mut head).ok()?;
@@ -177,6 +179,8 @@ impl Pipe {
             if !matches!(opcode, 9 | 10) {
                 return Some((opcode, payload));
             }
+            // The server's pings keep the socket's own time limit from ending this.
+            assert!(started.elapsed() < PATIENCE * 2, "nothing came");
         }
     }
 }
