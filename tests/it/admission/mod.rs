@@ -247,7 +247,7 @@ fn a_second_drain_shares_the_first_ones_budget() {
     crate::plane::admin(&server, "POST", "/drain?rate=10");
     let notice = client.recv_type("server_shutting_down");
     assert_eq!(notice["payload"]["closesInMs"], 3500);
-    let noticed = std::time::Instant::now();
+    let noticed = tokio::time::Instant::now();
     // Another one in the middle, at another rate, moves nothing.
     server.wait_for("drain.started");
     crate::plane::admin(&server, "POST", "/drain?rate=1000");

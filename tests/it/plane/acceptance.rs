@@ -4,7 +4,7 @@
 //! `MILEPOST_FULL=1` runs the second with 10,101 requests for each of 200 connections.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use tokio::time::Instant;
 
 use serde_json::{Value, json};
 

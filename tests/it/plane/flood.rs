@@ -4,7 +4,8 @@
 //! `MILEPOST_FLOOD=1000000` sets how many requests it sends.
 
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 use serde_json::json;
 

@@ -10,7 +10,8 @@ mod tokens;
 mod uploads;
 
 use std::io::{Read, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 use serde_json::{Value, json};
 

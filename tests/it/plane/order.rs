@@ -73,10 +73,15 @@ fn a_pause_in_the_middle_of_a_flush_keeps_the_rest_in_order_and_counted() {
     resume(&server);
     let stuck = |status: &serde_json::Value| status["queues"]["bytes"].as_u64().unwrap() > 16_384;
     status_where(&server, stuck);
-    // The workers have had many turns since: it is not that the flush is still under way.
+    // Another connection gets many turns meanwhile: it is not that the flush is under way.
     let mut other = Pipe::connect(&server, "other");
-    for _ in 0..100 {
-        assert!(other.until_pong().is_empty());
+    let held = || admin(&server, "GET", "/status")["held"]["requests"].clone();
+    let mut before = json!(BUDGET);
+    while before != held() {
+        before = held();
+        for _ in 0..200 {
+            assert!(other.until_pong().is_empty());
+        }
     }
     pause(&server);
     let status = admin(&server, "GET", "/status");
@@ -230,4 +235,25 @@ fn without_a_budget_every_request_is_refused_and_every_notification_dropped() {
     resume(&server);
     assert_eq!(client.recv()["payload"]["count"], 1, "told all the same");
     assert_eq!(client.request("positions", 1, json!({ "roomId": "r" }))["type"], "positions");
+}
+
+#[test]
+fn what_comes_during_a_flush_stays_behind_it() {
+    const COUNT: u64 = 20_000;
+    let server = Server::builder()
+        .set("limits.message_rate", 0)
+        .set("plane.max_held_requests", COUNT)
+        .start();
+    pause(&server);
+    let mut client = Pipe::connect(&server, "c");
+    for id in 0..COUNT {
+        client.ask("positions", id, json!({ "roomId": "nowhere" }));
+    }
+    let writing = client.write_aside();
+    status_where(&server, |status| status["held"]["requests"].as_u64().unwrap() > 500);
+    resume(&server);
+    for id in 0..COUNT {
+        assert_eq!(client.recv()["id"], id);
+    }
+    writing.join().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
-use std::time::Instant;
+use tokio::time::Instant;
 
 use serde_json::{Value, json};
 
