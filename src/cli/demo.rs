@@ -60,7 +60,7 @@ pub(super) fn run(args: &DemoArgs) -> ExitCode {
         token_secret: config.auth.secret.as_ref().map(|secret| secret.expose().to_owned()),
         seed: 1,
     };
-    serve::run_with(config, |public| drive(public, fleet))
+    serve::run_with(config, args.config.clone(), |public| drive(public, fleet))
 }
 
 async fn drive(public: SocketAddr, mut fleet: SimulateArgs) {

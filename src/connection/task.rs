@@ -42,8 +42,10 @@ const ROUNDS: usize = 16;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a connection that the kernel takes nothing from is looked at, in ms.
 const BLOCKED_CHECK: u64 = 250;
+/// Bytes on their way that may be nothing but pings.
+const PINGS: u64 = 64;
 /// What tungstenite allocates for reading, and the step in which it copies.
-const DECODE_BUFFER: usize = 1024;
+const DECODE_BUFFER: usize = 512;
 /// What is read from a socket at once; one buffer per worker thread.
 const READ_BUFFER: usize = 16 * 1024;
 
@@ -97,6 +99,17 @@ enum Stage {
     Closing(Close),
     /// The peer closed; our answer goes out.
     PeerClosed,
+}
+
+/// What reading led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Input {
+    /// There was some; there may be more.
+    Some,
+    /// None: the socket wakes the task when there is.
+    None,
+    /// The socket was not asked.
+    NotNow,
 }
 
 /// How a connection ended, for the log.
@@ -252,12 +265,13 @@ impl Connection {
         let orders = self.handle().take_orders();
         self.carry_out(orders, now);
         for _ in 0..ROUNDS {
-            let mut progress = self.read(cx, now);
-            progress |= self.write(cx, now);
+            let input = self.read(cx, now);
+            let wrote = self.write(cx, now);
             if self.end.is_some() {
                 return true;
             }
-            if !progress {
+            // What was written may be what reading waited for.
+            if !(input == Input::Some || wrote && input == Input::NotNow) {
                 return true;
             }
         }
@@ -280,12 +294,22 @@ impl Connection {
         if orders.has(Order::Drain) && !self.draining {
             self.draining = true;
             self.handle().queue.set_mark();
+            if matches!(self.stage, Stage::Closing(_) | Stage::PeerClosed) {
+                // Being closed for another reason: nothing of it is to be waited for.
+                self.registered.set_drained();
+            }
         }
         if orders.has(Order::Finish) && matches!(self.stage, Stage::Open | Stage::Finishing) {
             let dropped = self.batch.drop_events();
             self.registered.registry().tally().dropped(dropped);
             self.close(Close::ShuttingDown, now);
             self.last_try = true;
+        }
+        if orders.has(Order::Finish)
+            && let Stage::Closing(close) = self.stage
+            && close != Close::ShuttingDown
+        {
+            self.give_up(End::closed(close));
         }
         if orders.has(Order::Terminate) {
             self.give_up(End::closed(Close::ShuttingDown));
@@ -315,9 +339,9 @@ impl Connection {
         }
     }
 
-    fn read(&mut self, cx: &mut Context<'_>, now: u64) -> bool {
+    fn read(&mut self, cx: &mut Context<'_>, now: u64) -> Input {
         if self.end.is_some() {
-            return false;
+            return Input::NotNow;
         }
         let mut progress = false;
         if matches!(self.stage, Stage::Open | Stage::Finishing)
@@ -327,32 +351,33 @@ impl Connection {
             progress = session.release_held();
         }
         if !self.may_read() {
-            return progress;
+            return if progress { Input::Some } else { Input::NotNow };
         }
         if self.stashed {
             self.stashed = false;
             let stash = std::mem::take(&mut self.stash);
             self.decode(&stash, now);
-            return true;
+            return Input::Some;
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let socket = self.handle().socket.clone();
             match socket.poll_read_into(cx, scratch) {
-                Poll::Pending => progress,
+                Poll::Pending if progress => Input::Some,
+                Poll::Pending => Input::None,
                 Poll::Ready(Ok(0)) => {
                     self.peer_gone("end of stream");
-                    true
+                    Input::Some
                 }
                 Poll::Ready(Ok(read)) => {
                     self.last_received = now;
                     if !self.deaf {
                         self.decode(&scratch[..read], now);
                     }
-                    true
+                    Input::Some
                 }
                 Poll::Ready(Err(_)) => {
                     self.peer_gone("connection lost");
-                    true
+                    Input::Some
                 }
             }
         })
@@ -499,6 +524,8 @@ impl Connection {
             {
                 self.take(now);
             }
+            // What comes in from here on is signalled.
+            let is_all = self.batch.bytes() < BATCH_BYTES;
             self.check_drain(now);
             if self.batch.is_empty() {
                 self.last_try = false;
@@ -514,6 +541,11 @@ impl Connection {
                     self.blocked_since = None;
                     self.last_sent = now;
                     self.wrote(written);
+                    if is_all && self.batch.is_empty() && !self.draining {
+                        self.last_try = false;
+                        self.written_out();
+                        break;
+                    }
                 }
                 Poll::Ready(Err(_)) => self.peer_gone("connection lost"),
                 Poll::Pending if self.last_try => {
@@ -689,9 +721,11 @@ impl Connection {
             next = next.min(deadline);
         }
 
-        let acknowledged = self.handle().socket.acknowledged();
-        if acknowledged > self.last_acknowledged {
-            self.last_acknowledged = acknowledged;
+        let socket = &self.handle().socket;
+        let acknowledged = socket.acknowledged();
+        // A peer that reads slowly is alive. That its kernel takes a ping says nothing.
+        let reads = self.batch.bytes() > 0 || socket.unacknowledged() > PINGS;
+        if std::mem::replace(&mut self.last_acknowledged, acknowledged) < acknowledged && reads {
             self.last_progress = now;
         }
         let alive = self.last_received.max(self.last_progress);
@@ -800,6 +834,11 @@ impl Drop for Connection {
             session.end(end.leave);
         }
         let client = handle.client.as_ref().map_or("", |client| client.as_str());
+        let Some(session) = &self.session else {
+            // It was never opened: that it was refused has been told.
+            self.services.metrics.connections_closed.get(end.code.into()).inc();
+            return;
+        };
         ConnectionClosed {
             session_id: &handle.session_id,
             client_id: client,
@@ -808,7 +847,7 @@ impl Drop for Connection {
             reason: &end.reason,
             initiator: end.initiator,
             duration: self.opened.elapsed(),
-            messages_in: self.session.as_ref().map_or(0, |session| session.messages_in),
+            messages_in: session.messages_in,
             messages_out: self.messages_out,
         }
         .emit(&self.services.metrics);

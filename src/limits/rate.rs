@@ -33,6 +33,9 @@ impl MessageRate {
     /// # Errors
     /// How long until there is one, if there is none now.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        if self.interval == 0 {
+            return Ok(());
+        }
         let interval = Duration::from_nanos(u64::from(self.interval));
         let slack = Duration::from_nanos(
             u64::from(self.interval) * u64::from(self.burst.saturating_sub(1)),
@@ -120,6 +123,14 @@ mod tests {
         tokio::time::advance(SECOND).await;
         let passed = (0..1000).filter(|_| rate.take(Instant::now()).is_ok()).count();
         assert_eq!(passed, 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_limit_is_none_for_whoever_looked_at_the_clock_earlier_too() {
+        let now = Instant::now();
+        let mut rate = MessageRate::new(0, 0, now);
+        assert_eq!(rate.take(now + SECOND), Ok(()));
+        assert_eq!(rate.take(now), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
+use super::joined::Joined;
 use super::newest::{Newest, NewestMap};
 use super::queue::{Backlog, Queue};
 use super::reader::{PageRequest, count_skipped};
@@ -51,7 +52,7 @@ pub enum Start {
     After(u64),
 }
 
-/// The state of a feed, reached through [`Feed::lock`].
+/// The state of a feed, reached through [`Feed::with`].
 #[derive(Debug)]
 pub struct FeedState {
     pub(super) tail: Tail,
@@ -61,6 +62,7 @@ pub struct FeedState {
     pub(super) parked: Vec<u32>,
     pub(super) last_seq: u64,
     pub(super) epoch: Arc<str>,
+    pub(super) joined: Joined,
 }
 
 /// One room's event stream.
@@ -98,6 +100,7 @@ impl Feed {
             by_conn: FxHashMap::default(),
             parked: Vec::new(),
             last_seq: seq,
+            joined: Joined::default(),
             epoch,
         };
         Self { room, max_frame_out, state: Mutex::new(state), metrics }
@@ -275,6 +278,7 @@ impl FeedState {
         let index = self.tail.head().index;
         let bytes = frame.len();
         self.tail.append(frame, kind, sender);
+        self.joined = Joined::default();
         let head = self.tail.head();
         let seats = &mut self.seats;
         // Parked seats that do not want it move along with the head and stay parked.

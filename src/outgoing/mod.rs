@@ -6,6 +6,7 @@
 
 mod batch;
 mod feed;
+mod joined;
 mod ladder;
 mod newest;
 mod queue;

@@ -209,7 +209,7 @@ impl Queue {
                     state.marked -= usize::from(item.marked);
                     batch.push_own(item.frame);
                 }
-                if state.lane.is_empty() && state.lane.capacity() > 16 {
+                if state.lane.is_empty() && state.lane.capacity() > 4 {
                     state.lane = VecDeque::new();
                 }
                 self.note_in_flight(batch);

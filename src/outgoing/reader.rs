@@ -3,10 +3,14 @@
 
 use super::batch::Batch;
 use super::feed::{Feed, FeedState};
+use super::joined::Joined;
 use super::ladder::{self, Walked};
 use super::queue::Backlog;
-use super::seat::{Pace, Replay, Seat};
+use super::seat::{Events, Pace, Replay, Seat};
 use super::tail::{EntryKind, Tail};
+
+/// More bytes than any configured limit.
+const OVER_EVERY_LIMIT: u64 = 1 << 40;
 
 /// How reading a seat ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +71,19 @@ impl Feed {
                 return walked.progress();
             }
         }
+        let head = state.tail.head();
+        let lag = usize::try_from(head.bytes - seat.cursor.bytes).unwrap_or(usize::MAX);
+        if end == head
+            && seat.pace == Pace::Full
+            && head.index - seat.cursor.index >= 2
+            && seat.skipped.messages == 0
+            && batch.bytes().saturating_add(lag) <= budget
+            && let Some((run, last)) = state.joined.run(&state.tail, seat.cursor, lag)
+        {
+            batch.push_run(run);
+            seat.catch_up(head);
+            seat.sent_seq = last.unwrap_or(seat.sent_seq);
+        }
         while seat.cursor.index < end.index {
             if batch.bytes() >= budget {
                 return Progress::More;
@@ -90,6 +107,10 @@ impl Feed {
             seat.parked = true;
             seat.queue.not_due(seat.slot);
             state.park(id);
+            if state.parked.len() >= state.seats.len() {
+                // Everybody has it: an idle room holds no copy.
+                state.joined = Joined::default();
+            }
         }
         Progress::CaughtUp
     }
@@ -113,6 +134,13 @@ impl Feed {
         let Some(seat) = state.seats.get(id as usize) else { return Backlog::default() };
         match (&seat.replay, seat.pace) {
             (Some(_), _) => Backlog::default(),
+            // What it may not skip is not held any more: that is over every limit.
+            (None, Pace::Newest { .. })
+                if seat.events == Events::All
+                    && state.tail.next_other(seat.cursor.index).is_err() =>
+            {
+                Backlog { messages: 1, bytes: OVER_EVERY_LIMIT }
+            }
             (None, Pace::Newest { .. }) => ladder::others(seat, &self.ladder_room(&state)),
             (None, Pace::Full) => full_lag(seat, &state.tail),
         }

@@ -129,7 +129,7 @@ impl Hub {
         loop {
             if let Some(active) = self.get(room) {
                 let limit = self.settings.members_per_room;
-                if limit > 0 && active.connections() >= limit {
+                if limit > 0 && !join.again && active.connections() >= limit {
                     return Err(JoinRefused::RoomFull(limit));
                 }
                 match self.join_active(&active, join) {

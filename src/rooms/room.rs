@@ -30,6 +30,8 @@ pub struct Join {
     pub client: ClientId,
     /// Never announced (viewers of a public map).
     pub hidden: bool,
+    /// It is in the room already: this join replaces the old one, whatever the limits say.
+    pub again: bool,
     /// What it was granted.
     pub mode: Mode,
     /// The old gateway's flat form: a short answer, positions only.

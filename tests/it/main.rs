@@ -5,13 +5,30 @@
     clippy::panic,
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "these tests watch real processes by the real clock, mostly from plain threads"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::needless_pass_by_value,
+    clippy::must_use_candidate,
+    reason = "a helper that is wrong fails its test"
+)]
+#![allow(unreachable_pub, reason = "`pub` says what the modules share")]
 
+mod admin;
 mod admission;
 mod bad_input;
+mod commands;
 mod container;
 mod control_frames;
+mod dashboards;
 mod drain;
 mod floors;
+#[allow(dead_code, reason = "what tests may need, not only what they need today")]
 mod harness;
 mod limits;
 mod old_gateway;
