@@ -1,7 +1,7 @@
 //! The budgets at their size: one connection with everything that it may hold, and many
 //! that are each under their counts but not together under the process's bytes.
 //!
-//! `MILEPOST_FULL=1` runs the second with 10,101 requests for each of 200 connections.
+//! `PLANE_FULL=1` runs the second with 10,101 requests for each of 200 connections.
 
 use std::collections::BTreeMap;
 use tokio::time::Instant;
@@ -131,7 +131,7 @@ fn read_answers(pipe: &mut Pipe, requests: usize, fill: &std::sync::mpsc::Sender
 fn many_connections_stay_under_the_bytes_of_the_process() {
     const CONNECTIONS: usize = 200;
     const AT_ONCE: usize = 50;
-    let full = std::env::var_os("MILEPOST_FULL").is_some();
+    let full = std::env::var_os("PLANE_FULL").is_some();
     // The first and the last hold enough that nobody could flush them at one go.
     let (many, few, budget) =
         if full { (10_101, 10_101, 256 << 20) } else { (3_000, 150, 8 << 20) };

@@ -1,7 +1,7 @@
 //! One that pipelines requests and does not read the answers: it stops itself, and nobody
 //! else notices.
 //!
-//! `MILEPOST_FLOOD=1000000` sets how many requests it sends.
+//! `PLANE_FLOOD=1000000` sets how many requests it sends.
 
 use std::io::Write;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::harness::{Server, raw};
 const BOUND: u64 = 32 << 20;
 
 fn requests() -> u64 {
-    std::env::var("MILEPOST_FLOOD").map_or(60_000, |count| count.parse().unwrap())
+    std::env::var("PLANE_FLOOD").map_or(60_000, |count| count.parse().unwrap())
 }
 
 /// Pipelines requests without an end in sight until all are written or the socket fails.
