@@ -72,7 +72,7 @@ impl Requests {
     /// [`NotAdmitted`]; nothing ran for the request and nothing was spent.
     pub fn admit(self: &Arc<Self>, envelope: &Envelope<'_>) -> Result<Admitted, NotAdmitted> {
         if let Some(id) = &envelope.id
-            && self.open.lock().contains(id)
+            && self.is_in_use(id)
         {
             return Err(NotAdmitted::IdInUse);
         }
@@ -102,6 +102,12 @@ impl Requests {
     #[must_use]
     pub fn reserve(&self, id: &RequestId) -> bool {
         self.open.lock().insert(id.clone())
+    }
+
+    /// Whether a request with this id is still unanswered.
+    #[must_use]
+    pub fn is_in_use(&self, id: &RequestId) -> bool {
+        self.open.lock().contains(id)
     }
 
     /// Gives the id of a held request back, so that it can be admitted.

@@ -60,10 +60,7 @@ impl Session {
     /// with its id.
     pub(super) fn upload_frame(&mut self, envelope: &Envelope<'_>) -> bool {
         let Some(id) = &envelope.id else { return false };
-        if self.tombstones.contains(id) {
-            if envelope.kind == Kind::BackfillEnd {
-                self.tombstones.retain(|refused| refused != id);
-            }
+        if self.swallows(envelope) {
             return true;
         }
         let Some(mut upload) = self.upload.take_if(|upload| upload.id == *id) else { return false };
@@ -87,10 +84,29 @@ impl Session {
 
     /// From now on further frames of the refused upload `id` are swallowed.
     pub(super) fn bury(&mut self, id: RequestId) {
+        self.exhume(&id);
         if self.tombstones.len() >= MAX_TOMBSTONES {
             self.tombstones.pop_front();
         }
         self.tombstones.push_back(id);
+    }
+
+    /// Forgets that an upload `id` was refused.
+    pub(super) fn exhume(&mut self, id: &RequestId) {
+        self.tombstones.retain(|refused| refused != id);
+    }
+
+    /// Whether it is a further frame of a refused upload, of which nothing more is said.
+    pub(super) fn swallows(&mut self, envelope: &Envelope<'_>) -> bool {
+        let Some(id) = &envelope.id else { return false };
+        let further = matches!(envelope.kind, Kind::BackfillChunk | Kind::BackfillEnd);
+        if !further || !self.tombstones.contains(id) {
+            return false;
+        }
+        if envelope.kind == Kind::BackfillEnd {
+            self.exhume(id);
+        }
+        true
     }
 
     pub(super) fn begin_upload(&mut self, envelope: &Envelope<'_>, admitted: Admitted) -> Outcome {
@@ -192,9 +208,9 @@ impl Session {
     /// Ends an upload that has been silent for too long; returns when to look again.
     pub(super) fn check_upload(&mut self) -> Option<Duration> {
         let idle = self.services.settings.upload_idle;
-        let held = !self.held.is_empty();
+        let waits = !self.services.plane.is_open() || !self.held.is_empty();
         let upload = self.upload.as_mut()?;
-        if held || upload.is_committing() {
+        if waits || upload.is_committing() {
             // The silence is not the client's: it waits for what it has sent.
             upload.last_frame = tokio::time::Instant::now();
         }

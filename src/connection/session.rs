@@ -50,6 +50,8 @@ pub struct Session {
     pub(super) in_flight: Arc<AtomicUsize>,
     /// Messages that wait for the plane, or behind a join whose room is being loaded.
     pub(super) held: Held,
+    /// Uploads whose begin is held: the arrival numbers of their frames.
+    pub(super) held_uploads: FxHashMap<RequestId, Vec<u64>>,
     /// The plane was seen paused: its end has to be told.
     pub(super) paused: bool,
     /// Notifications that came or waited too late, in a pause that the shutdown outlasted.
@@ -57,9 +59,6 @@ pub struct Session {
     pub(super) messages_in: u64,
     pub(super) upload: Option<Upload>,
     pub(super) tombstones: VecDeque<RequestId>,
-    /// Uploads whose beginning is held; `true` if one of their frames was refused, and the
-    /// whole upload with it.
-    pub(super) held_uploads: FxHashMap<RequestId, bool>,
     rate: MessageRate,
     errors: Suppressor,
     warned_of_expiry: bool,
@@ -108,12 +107,12 @@ impl Session {
             joining: Joining::default(),
             in_flight: Arc::new(AtomicUsize::new(0)),
             held,
+            held_uploads: FxHashMap::default(),
             paused: false,
             lost_notifications: 0,
             messages_in: 0,
             upload: None,
             tombstones: VecDeque::new(),
-            held_uploads: FxHashMap::default(),
             warned_of_expiry: false,
         }
     }

@@ -330,7 +330,11 @@ impl Connection {
                 let own = self.handle().queue.lane_bytes();
                 let limit = if self.paused { settings.low_water } else { settings.high_water };
                 self.paused = own > limit;
-                !self.paused && self.session.as_ref().is_none_or(|session| !session.is_busy())
+                !self.paused
+                    && self
+                        .session
+                        .as_ref()
+                        .is_none_or(|session| !session.is_busy() && !session.is_flooded())
             }
         }
     }

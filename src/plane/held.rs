@@ -12,6 +12,15 @@ use crate::outgoing::Queue;
 /// A warning is logged for the first of a flood and every hundredth after it.
 const EVERY: u64 = 100;
 
+/// What a held frame takes besides its text, in bytes: its place in the deque, the
+/// allocator's share, and its id among those in use. It counts, or a flood of tiny frames
+/// would take several times the budget.
+const OVERHEAD: usize = 128;
+
+fn cost(text: &str) -> usize {
+    text.len() + OVERHEAD
+}
+
 /// A held frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Item {
@@ -46,7 +55,8 @@ pub struct Held {
     bytes: usize,
     refused: u64,
     dropped: u64,
-    waits: bool,
+    /// How often the plane had opened when this began to wait for it to open.
+    waits: Option<u64>,
 }
 
 impl Held {
@@ -61,7 +71,7 @@ impl Held {
             bytes: 0,
             refused: 0,
             dropped: 0,
-            waits: false,
+            waits: None,
         }
     }
 
@@ -83,7 +93,7 @@ impl Held {
         self.notifications.len()
     }
 
-    /// Bytes of what is held.
+    /// Bytes that what is held takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -91,16 +101,40 @@ impl Held {
 
     /// Asks to be woken when the plane opens.
     pub fn wait(&mut self, queue: &Arc<Queue>) {
-        if !std::mem::replace(&mut self.waits, true) {
-            self.plane.wait(queue);
+        if self.waits.is_none() {
+            self.waits = Some(self.plane.wait(queue));
         }
+    }
+
+    /// Whether the plane has opened since this began to wait, even if it is paused again.
+    #[must_use]
+    pub fn has_reopened(&self) -> bool {
+        let openings = self.plane.openings.load(Ordering::Acquire);
+        self.plane.is_open() || self.waits.is_some_and(|before| before != openings)
+    }
+
+    /// Whether another frame of up to `frame` bytes might not find room.
+    #[must_use]
+    pub fn is_full(&self, frame: usize) -> bool {
+        let frame = frame + OVERHEAD;
+        let budgets = &self.plane.budgets;
+        self.requests.len() >= budgets.requests
+            || self.notifications.len() >= budgets.notifications
+            || self.bytes + frame > budgets.bytes_per_connection
+            || self.plane.held_bytes.load(Ordering::Acquire) + frame > budgets.bytes
+    }
+
+    /// The arrival number of what was held last.
+    #[must_use]
+    pub fn last_arrival(&self) -> u64 {
+        self.arrivals
     }
 
     /// Holds a request, if the budgets allow it.
     pub fn request(&mut self, text: &str, session_id: &str) -> Kept {
         let fits = self.requests.len() < self.plane.budgets.requests
-            && self.bytes + text.len() <= self.plane.budgets.bytes_per_connection
-            && self.plane.take_bytes(text.len());
+            && self.bytes + cost(text) <= self.plane.budgets.bytes_per_connection
+            && self.plane.take_bytes(cost(text));
         if !fits {
             let waiting = self.requests.len();
             self.refused += 1;
@@ -116,7 +150,7 @@ impl Held {
             }
             return Kept::Refused { waiting };
         }
-        self.bytes += text.len();
+        self.bytes += cost(text);
         self.plane.held_requests.fetch_add(1, Ordering::AcqRel);
         let arrival = self.arrive();
         self.requests.push_back((arrival, text.into()));
@@ -129,8 +163,8 @@ impl Held {
         let mut fits = false;
         loop {
             if self.notifications.len() < budgets.notifications
-                && self.bytes + text.len() <= budgets.bytes_per_connection
-                && self.plane.take_bytes(text.len())
+                && self.bytes + cost(text) <= budgets.bytes_per_connection
+                && self.plane.take_bytes(cost(text))
             {
                 fits = true;
                 break;
@@ -144,7 +178,7 @@ impl Held {
             self.count_dropped(session_id);
             return Kept::Dropped;
         }
-        self.bytes += text.len();
+        self.bytes += cost(text);
         self.plane.held_notifications.fetch_add(1, Ordering::AcqRel);
         let arrival = self.arrive();
         self.notifications.push_back((arrival, text.into()));
@@ -172,8 +206,8 @@ impl Held {
     }
 
     fn give_back(&mut self, text: &str) {
-        self.bytes -= text.len();
-        self.plane.give_back_bytes(text.len());
+        self.bytes -= cost(text);
+        self.plane.give_back_bytes(cost(text));
     }
 
     /// Takes out what arrived first.
@@ -195,14 +229,32 @@ impl Held {
         Some(Item::Request(text))
     }
 
-    /// Puts requests back ahead of all others, in their order.
-    pub fn put_back(&mut self, requests: Vec<Box<str>>) {
-        for text in requests.into_iter().rev() {
-            self.bytes += text.len();
-            self.plane.held_bytes.fetch_add(text.len(), Ordering::AcqRel);
-            self.plane.held_requests.fetch_add(1, Ordering::AcqRel);
-            self.requests.push_front((0, text));
+    /// Takes out the requests that are not to be kept, in their order: they are answered
+    /// without having been handled.
+    pub fn take_requests(&mut self, keep: impl Fn(&str) -> bool) -> Vec<Box<str>> {
+        let (kept, taken): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.requests).into_iter().partition(|(_, text)| keep(text));
+        self.requests = kept;
+        taken.into_iter().map(|(_, text)| self.refused_late(text)).collect()
+    }
+
+    /// Throws away the requests with these arrival numbers, which ascend.
+    pub fn discard(&mut self, arrivals: &[u64]) {
+        let (gone, kept): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.requests)
+            .into_iter()
+            .partition(|(arrival, _)| arrivals.binary_search(arrival).is_ok());
+        self.requests = kept;
+        for (_, text) in gone {
+            self.refused_late(text);
         }
+    }
+
+    fn refused_late(&mut self, text: Box<str>) -> Box<str> {
+        self.give_back(&text);
+        self.plane.held_requests.fetch_sub(1, Ordering::AcqRel);
+        self.plane.totals.refused.fetch_add(1, Ordering::Relaxed);
+        self.plane.flushed_some();
+        text
     }
 
     fn pop_notification(&mut self) -> Option<Item> {
@@ -217,7 +269,7 @@ impl Held {
     /// The pause is over: starts the counts again and says how many notifications were
     /// dropped in it.
     pub fn resumed(&mut self) -> u64 {
-        self.waits = false;
+        self.waits = None;
         self.refused = 0;
         std::mem::take(&mut self.dropped)
     }
@@ -225,6 +277,9 @@ impl Held {
     /// Gives up what is held; returns how many notifications that loses.
     pub fn give_up(&mut self) -> usize {
         let notifications = self.notifications.len();
+        let all = (self.requests.len() + notifications) as u64;
+        self.plane.totals.dropped.fetch_add(all, Ordering::Relaxed);
+        self.plane.metrics.held_notifications_dropped.inc_by(notifications as u64);
         self.plane.held_requests.fetch_sub(self.requests.len(), Ordering::AcqRel);
         self.plane.held_notifications.fetch_sub(notifications, Ordering::AcqRel);
         self.plane.give_back_bytes(self.bytes);
@@ -255,7 +310,12 @@ mod tests {
     }
 
     const SMALL: Budgets =
-        Budgets { requests: 3, notifications: 2, bytes_per_connection: 1000, bytes: 2000 };
+        Budgets { requests: 3, notifications: 2, bytes_per_connection: 10_000, bytes: 20_000 };
+
+    /// A text that takes `bytes`.
+    fn text(letter: &str, bytes: usize) -> String {
+        letter.repeat(bytes - OVERHEAD)
+    }
 
     fn texts(held: &mut Held) -> Vec<String> {
         std::iter::from_fn(|| held.pop())
@@ -284,18 +344,18 @@ mod tests {
     fn bytes_bound_a_connection_and_the_process() {
         let plane = plane(Budgets { requests: 100, notifications: 100, ..SMALL });
         let mut first = Held::new(plane.clone());
-        assert_eq!(first.request(&"x".repeat(900), "s"), Kept::Held);
-        assert_eq!(first.request(&"x".repeat(101), "s"), Kept::Refused { waiting: 1 });
-        assert_eq!(first.notification(&"n".repeat(60), "s"), Kept::Held);
-        assert_eq!(first.notification(&"m".repeat(60), "s"), Kept::Held, "n gave way");
-        assert_eq!(first.notification(&"o".repeat(101), "s"), Kept::Dropped);
+        assert_eq!(first.request(&text("x", 9000), "s"), Kept::Held);
+        assert_eq!(first.request(&text("x", 1010), "s"), Kept::Refused { waiting: 1 });
+        assert_eq!(first.notification(&text("n", 600), "s"), Kept::Held);
+        assert_eq!(first.notification(&text("m", 600), "s"), Kept::Held, "n gave way");
+        assert_eq!(first.notification(&text("o", 1010), "s"), Kept::Dropped);
         let mut second = Held::new(plane.clone());
-        assert_eq!(second.request(&"x".repeat(1000), "s"), Kept::Held);
-        assert_eq!(second.bytes(), 1000);
+        assert_eq!(second.request(&text("x", 10_000), "s"), Kept::Held);
+        assert_eq!(second.bytes(), 10_000);
         let mut third = Held::new(plane.clone());
-        assert_eq!(third.request(&"x".repeat(200), "s"), Kept::Refused { waiting: 0 });
+        assert_eq!(third.request(&text("x", 2000), "s"), Kept::Refused { waiting: 0 });
         drop(second);
-        assert_eq!(third.request(&"x".repeat(200), "s"), Kept::Held, "bytes were given back");
+        assert_eq!(third.request(&text("x", 2000), "s"), Kept::Held, "bytes were given back");
         drop((first, third));
         assert_eq!(plane.held(), (0, 0, 0));
     }
@@ -318,5 +378,76 @@ mod tests {
         assert!(!plane.release(Hold::Store));
         assert!(plane.is_open());
         assert_ne!(queue.signals(), seen, "woken");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_that_follows_at_once_is_waited_for_too() {
+        let plane = plane(SMALL);
+        plane.hold(Hold::Operator, "first");
+        let queue = Arc::new(Queue::new(ConnId(1)));
+        let mut held = Held::new(plane.clone());
+        for text in ["n1", "n2", "n3"] {
+            held.notification(text, "s");
+        }
+        held.wait(&queue);
+        assert!(!held.has_reopened());
+        // The connection has no turn in between.
+        plane.release(Hold::Operator);
+        plane.hold(Hold::Operator, "second");
+        assert!(held.has_reopened());
+        assert_eq!(held.resumed(), 1, "the first pause's count ends with it");
+        held.wait(&queue);
+        assert!(!held.has_reopened());
+        let seen = queue.signals();
+        plane.release(Hold::Operator);
+        assert_ne!(queue.signals(), seen, "woken by the second opening");
+        assert_eq!(texts(&mut held), ["n2", "n3"]);
+    }
+
+    #[test]
+    fn requests_are_taken_out_of_the_middle() {
+        let plane = plane(Budgets { requests: 9, ..SMALL });
+        let mut held = Held::new(plane.clone());
+        let mut arrivals = Vec::new();
+        for text in ["a1", "b1", "a2", "b2", "c1"] {
+            held.request(text, "s");
+            if text.starts_with('b') {
+                arrivals.push(held.last_arrival());
+            }
+        }
+        held.notification("n", "s");
+        held.discard(&arrivals);
+        assert_eq!(plane.held(), (3, 1, 7 + 4 * OVERHEAD));
+        let taken = held.take_requests(|text| text == "a2");
+        assert_eq!(taken.iter().map(|text| &**text).collect::<Vec<_>>(), ["a1", "c1"]);
+        assert_eq!(texts(&mut held), ["a2", "n"]);
+        assert_eq!(plane.held(), (0, 0, 0));
+    }
+
+    #[test]
+    fn full_is_said_before_a_frame_has_no_room() {
+        let plane = plane(SMALL);
+        let mut held = Held::new(plane.clone());
+        assert!(!held.is_full(10_000 - OVERHEAD));
+        assert!(held.is_full(10_001 - OVERHEAD), "the connection's bytes");
+        held.request(&text("x", 1000), "s");
+        assert!(!held.is_full(9000 - OVERHEAD));
+        let others = [10_000, 5000].map(|bytes| {
+            let mut other = Held::new(plane.clone());
+            other.request(&text("x", bytes), "s");
+            other
+        });
+        assert!(!held.is_full(4000 - OVERHEAD));
+        assert!(held.is_full(4001 - OVERHEAD), "the process's bytes");
+        drop(others);
+        held.notification("n", "s");
+        held.notification("n", "s");
+        assert!(held.is_full(1), "notifications");
+        while held.pop().is_some() {}
+        for _ in 0..3 {
+            assert!(!held.is_full(1));
+            held.request("r", "s");
+        }
+        assert!(held.is_full(1), "requests");
     }
 }

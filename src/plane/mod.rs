@@ -102,6 +102,9 @@ pub struct Plane {
     /// Whether [`State::ended`] is set; looked at for every item of a flush.
     ending: AtomicBool,
     state: Mutex<State>,
+    /// How often it has opened, so that a connection that was too busy to see it open and
+    /// pause again still learns of it.
+    openings: AtomicU64,
     held_bytes: AtomicUsize,
     held_requests: AtomicUsize,
     held_notifications: AtomicUsize,
@@ -118,6 +121,7 @@ impl Plane {
             open: AtomicBool::new(true),
             ending: AtomicBool::new(false),
             state: Mutex::default(),
+            openings: AtomicU64::new(0),
             held_bytes: AtomicUsize::new(0),
             held_requests: AtomicUsize::new(0),
             held_notifications: AtomicUsize::new(0),
@@ -194,6 +198,7 @@ impl Plane {
         let length = state.paused_since.take().map(|since| since.elapsed()).unwrap_or_default();
         state.ended = Some((hold, length));
         self.ending.store(true, Ordering::Release);
+        self.openings.fetch_add(1, Ordering::AcqRel);
         self.open.store(true, Ordering::Release);
     }
 
@@ -252,15 +257,17 @@ impl Plane {
         )
     }
 
-    /// Wakes `queue` when the plane opens.
-    fn wait(&self, queue: &Arc<Queue>) {
+    /// Wakes `queue` when the plane opens; returns how often it had opened before.
+    fn wait(&self, queue: &Arc<Queue>) -> u64 {
         let mut state = self.state.lock();
+        let openings = self.openings.load(Ordering::Acquire);
         if state.holds.iter().any(Option::is_some) {
             state.waiting.push(Arc::downgrade(queue));
         } else {
             drop(state);
             queue.wake();
         }
+        openings
     }
 
     fn take_bytes(&self, bytes: usize) -> bool {

@@ -215,7 +215,11 @@ async fn finish(handle: Arc<Handle>, mut phase: PhaseWatch) {
         // It waits for its peer's kernel on its own: sampled here, as nobody else does.
         let mut pause = Duration::from_millis(2);
         while Instant::now() < deadline && handle.progress() == Progress::Open {
-            sleep(pace(pause, deadline)).await;
+            tokio::select! {
+                // Whoever leaves by itself needs no further look.
+                () = handle.gone() => return,
+                () = sleep(pace(pause, deadline)) => {}
+            }
             pause = (pause * 3 / 2).min(Duration::from_millis(20));
             handle.sample_acknowledged();
         }
@@ -242,5 +246,112 @@ async fn sleep_until_gone(handle: &Handle, deadline: Instant) {
     tokio::select! {
         () = handle.gone() => {}
         () = sleep_until(deadline) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::connection::Registered;
+    use crate::phase;
+    use crate::transport::Socket;
+
+    const fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A client that carries out no orders: its request hangs.
+    fn hanging(registry: &Arc<Registry>) -> (Registered, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, address) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+        (registry.register(None, address, Socket::new(stream, 0).unwrap()), peer)
+    }
+
+    fn taken(client: &Registered) -> Vec<Order> {
+        let orders = client.handle().take_orders();
+        [Order::Notify, Order::Drain, Order::Finish, Order::Terminate]
+            .into_iter()
+            .filter(|order| orders.has(*order))
+            .collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_budget_is_the_clients_own_and_a_second_drain_shares_it() {
+        let (_setter, watch) = phase::channel();
+        let registry: Arc<Registry> = Arc::default();
+        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let (client, _peer) = hanging(&registry);
+        let start = Instant::now();
+        assert_eq!(evacuation.begin(100).unwrap().notified, 0);
+        sleep(at(5)).await;
+        assert_eq!(taken(&client), [Order::Notify, Order::Drain]);
+        assert!(client.handle().take_notice().is_some());
+        // Again, slower and faster, in the middle: nothing moves and nothing comes twice.
+        sleep_until(start + at(2000)).await;
+        assert_eq!(evacuation.begin(1).unwrap().clients_at_start, 1);
+        assert_eq!(evacuation.begin(1000).unwrap().notified, 1);
+        sleep_until(start + at(3499)).await;
+        assert_eq!(taken(&client), [], "pending just before its deadline");
+        sleep_until(start + at(3502)).await;
+        assert_eq!(taken(&client), [Order::Terminate], "given up at its deadline");
+        assert_eq!(evacuation.status().notified, 1);
+        drop(client);
+        // After the end of everybody: nobody is there to be noticed, and newcomers are.
+        assert_eq!(evacuation.begin(10).unwrap().clients, 0);
+        let (late, _peer) = hanging(&registry);
+        sleep(at(300)).await;
+        assert_eq!(taken(&late), [Order::Notify, Order::Drain]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_leaves_leaves_no_timer_behind() {
+        let (_setter, watch) = phase::channel();
+        let registry: Arc<Registry> = Arc::default();
+        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let (client, _peer) = hanging(&registry);
+        evacuation.begin(100).unwrap();
+        sleep(at(5)).await;
+        let handle = Arc::downgrade(client.handle());
+        drop(client);
+        sleep(at(25)).await;
+        assert!(handle.upgrade().is_none(), "whoever saw it off has let go of it");
+        assert_eq!(evacuation.stop().unwrap().clients, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn called_off_it_notices_nobody_else_and_finishes_the_noticed() {
+        let (_setter, watch) = phase::channel();
+        let registry: Arc<Registry> = Arc::default();
+        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let clients: Vec<_> = (0..2).map(|_| hanging(&registry)).collect();
+        let start = Instant::now();
+        evacuation.begin(1).unwrap();
+        sleep(at(500)).await;
+        assert!(!evacuation.stop().unwrap().draining);
+        sleep_until(start + at(3502)).await;
+        let mut orders: Vec<_> = clients.iter().map(|(client, _)| taken(client)).collect();
+        orders.sort_by_key(Vec::len);
+        assert_eq!(orders, [vec![], vec![Order::Notify, Order::Drain, Order::Terminate]]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_takes_the_noticed_over() {
+        let (setter, watch) = phase::channel();
+        let registry: Arc<Registry> = Arc::default();
+        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let (client, _peer) = hanging(&registry);
+        evacuation.begin(100).unwrap();
+        sleep(at(5)).await;
+        assert_eq!(taken(&client), [Order::Notify, Order::Drain]);
+        setter.advance(Phase::StopAccepting);
+        assert!(evacuation.begin(100).is_err());
+        assert!(evacuation.stop().is_err());
+        sleep(DRAIN_TIME * 2).await;
+        assert_eq!(taken(&client), [], "its deadlines are the shutdown's from now on");
     }
 }

@@ -20,6 +20,7 @@
 #![allow(unreachable_pub, reason = "`pub` says what the modules share")]
 
 mod admin;
+mod admission;
 mod bad_input;
 mod client;
 mod commands;
@@ -34,6 +35,7 @@ mod limits;
 mod old_gateway;
 mod past;
 mod peers;
+mod plane;
 mod protocol;
 mod shutdown;
 mod slow;

@@ -165,8 +165,10 @@ impl Metrics {
             held_notifications: b
                 .zero("held_notifications", "Notifications held while the plane is paused"),
             held_bytes: b.zero("held_bytes", "Bytes held while the plane is paused"),
-            held_notifications_dropped: b
-                .zero("held_notifications_dropped", "Held notifications pushed out by newer ones"),
+            held_notifications_dropped: b.zero(
+                "held_notifications_dropped",
+                "Held notifications pushed out by newer ones or gone with their connection",
+            ),
             refusals: b.zero("refusals", "Requests and notifications refused, by error code"),
             plane_paused: b.zero("plane_paused", "1 for each hold that pauses the plane now"),
             plane_paused_seconds: b.zero("plane_paused_seconds", "Seconds under each hold"),
