@@ -3,9 +3,13 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    unreachable_pub,
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 
+mod crash;
+mod deploy;
+mod fleet;
 mod floors;
 mod harness;
 mod past;

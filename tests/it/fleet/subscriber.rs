@@ -1,0 +1,167 @@
+//! A dispatcher that watches rooms, resumes each with the last `seq` it saw, and keeps all
+//! that it saw, in order.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustc_hash::FxHashSet;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::link::{End, Incoming, Payload};
+use super::Link;
+
+/// The number of the position that ends a test: whoever has seen it has seen everything.
+pub const SENTINEL: u64 = 1 << 52;
+
+/// What a subscriber saw of one room.
+#[derive(Default)]
+pub struct View {
+    /// The room.
+    pub room: String,
+    /// The `seq` after which the view begins.
+    pub start: u64,
+    /// `seq` and number of every event, in the order of arrival.
+    pub seen: Vec<(u64, u64)>,
+    /// Ranges (after, up to) in which only the newest position per vehicle was sent.
+    pub lags: Vec<(u64, u64)>,
+    /// The resume point.
+    since: Option<(String, u64)>,
+    lagging: Option<u64>,
+    finished: bool,
+}
+
+/// A dispatcher.
+pub struct Subscriber {
+    /// Its name.
+    pub name: String,
+    /// What it saw of each of its rooms.
+    pub views: Vec<View>,
+    /// Every epoch that it was told.
+    pub epochs: FxHashSet<String>,
+    /// Resumes that were answered with all that was missed.
+    pub resumes: u64,
+    /// Resumes that were not: the view began anew.
+    pub resets: u64,
+    /// The longest time between two events.
+    pub longest_gap: Duration,
+    last_event: Option<Instant>,
+}
+
+impl Subscriber {
+    pub fn new(name: String, rooms: &[&str]) -> Self {
+        let view = |room: &&str| View { room: (*room).to_owned(), ..View::default() };
+        Self {
+            name,
+            views: rooms.iter().map(view).collect(),
+            epochs: FxHashSet::default(),
+            resumes: 0,
+            resets: 0,
+            longest_gap: Duration::ZERO,
+            last_event: None,
+        }
+    }
+
+    /// Whether it has a place to resume from in every room.
+    pub fn has_joined(&self) -> bool {
+        self.views.iter().all(|view| view.since.is_some())
+    }
+
+    /// Watches on one connection until it ends or the sentinel was seen in every room.
+    pub async fn session(&mut self, address: SocketAddr) -> End {
+        let Some(mut link) = Link::open(address, &self.name).await else {
+            return End::Lost(None);
+        };
+        let joins = self.views.iter().enumerate().map(|(id, view)| view.join(id)).collect();
+        link.send_all(joins).await;
+        let mut reconnect_in = None;
+        while let Some(Incoming { kind, id, payload }) = link.next().await {
+            match kind.as_str() {
+                "location_update" => {
+                    self.view(&payload.room_id).update(&payload);
+                    let now = Instant::now();
+                    let before = self.last_event.replace(now);
+                    let gap = before.map_or(Duration::ZERO, |before| now - before);
+                    self.longest_gap = self.longest_gap.max(gap);
+                    if payload.n == Some(SENTINEL) && self.views.iter().all(|view| view.finished) {
+                        link.close().await;
+                        return End::Finished;
+                    }
+                }
+                "room_joined" => {
+                    assert!(id.is_some(), "the epoch changed under a live server: {payload:?}");
+                    self.joined(&payload);
+                }
+                "lagging" => self.view(&payload.room_id).lagging = Some(payload.from_seq),
+                "caught_up" => self.view(&payload.room_id).caught_up(payload.seq),
+                "server_shutting_down" => reconnect_in = Some(payload.reconnect_in),
+                "error" if payload.code == "SERVER_DRAINING" => {}
+                "snapshot" | "member_joined" | "member_left" | "members_changed" => {}
+                other => panic!("unexpected {other}: {payload:?}"),
+            }
+        }
+        for view in &mut self.views {
+            view.link_lost();
+        }
+        End::Lost(reconnect_in)
+    }
+
+    fn view(&mut self, room: &str) -> &mut View {
+        self.views.iter_mut().find(|view| view.room == room).unwrap()
+    }
+
+    fn joined(&mut self, answer: &Payload) {
+        self.epochs.insert(answer.epoch.clone());
+        let view = self.view(&answer.room_id);
+        match (&view.since, answer.recovered) {
+            // The head in this answer is no resume point: what was missed follows.
+            (Some(_), true) => self.resumes += 1,
+            (before, _) => {
+                let reset = before.is_some();
+                view.since = Some((answer.epoch.clone(), answer.seq));
+                view.start = answer.seq;
+                view.seen.clear();
+                view.lags.clear();
+                view.lagging = None;
+                self.resets += u64::from(reset);
+            }
+        }
+    }
+}
+
+impl View {
+    fn join(&self, id: usize) -> Value {
+        let since = self.since.as_ref().map(|(epoch, seq)| json!({ "epoch": epoch, "seq": seq }));
+        let payload = json!({ "roomId": self.room, "mode": "subscribe", "since": since });
+        json!({ "type": "join_room", "id": id, "payload": payload })
+    }
+
+    fn update(&mut self, event: &Payload) {
+        let n = event.n.unwrap();
+        let (_, seq) = self.since.as_mut().expect("an event before room_joined");
+        assert!(
+            event.seq > *seq,
+            "{}: {} after {seq}: an event came twice or out of order",
+            self.room,
+            event.seq
+        );
+        *seq = event.seq;
+        self.seen.push((event.seq, n));
+        self.finished |= n == SENTINEL;
+    }
+
+    fn caught_up(&mut self, at: u64) {
+        let from = self.lagging.take().expect("caught_up without lagging");
+        self.lags.push((from, at));
+        let (_, seq) = self.since.as_mut().unwrap();
+        *seq = at.max(*seq);
+    }
+
+    /// In the middle of a lag: what was sent is a valid resume point all the same.
+    fn link_lost(&mut self) {
+        if let Some(from) = self.lagging.take() {
+            let up_to = self.since.as_ref().map_or(from, |(_, seq)| *seq);
+            self.lags.push((from, up_to));
+        }
+    }
+}
