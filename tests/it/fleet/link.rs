@@ -2,12 +2,14 @@
 //! the fleet looks at, and every way to end is an end, not a failure of the test.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
@@ -71,6 +73,13 @@ pub struct Payload {
     pub reconnect_in: f64,
 }
 
+impl Payload {
+    /// `server_shutting_down`, just received: when it may come back.
+    pub fn come_back(&self) -> Instant {
+        Instant::now() + Duration::from_secs_f64(self.reconnect_in)
+    }
+}
+
 impl Link {
     /// Connects as `client_id` and reads the welcome. `None`: the server is not there, does
     /// not take clients, or went away meanwhile.
@@ -118,22 +127,23 @@ impl Link {
 
     /// Joins rooms for publishing and waits for the answers.
     pub async fn join_to_publish(&mut self, rooms: &[String]) -> Joined {
-        let join = |room| json!({ "type": "join_room", "payload": { "roomId": room, "mode": "publish" } });
+        let join =
+            |room| json!({ "type": "join_room", "payload": { "roomId": room, "mode": "publish" } });
         self.send_all(rooms.iter().map(join).collect()).await;
-        let mut reconnect_in = None;
+        let mut come_back = None;
         let mut left = rooms.len();
         while left > 0 {
             let Some(Incoming { kind, payload, .. }) = self.next().await else {
-                return Joined::Ended { reconnect_in };
+                return Joined::Ended { come_back };
             };
             match kind.as_str() {
                 "room_joined" => left -= 1,
-                "server_shutting_down" => reconnect_in = Some(payload.reconnect_in),
+                "server_shutting_down" => come_back = Some(payload.come_back()),
                 "error" if payload.code == "SERVER_DRAINING" => {}
                 other => panic!("unexpected {other}: {payload:?}"),
             }
         }
-        Joined::All { reconnect_in }
+        Joined::All { come_back }
     }
 
     /// Closes from this side and reads to the end.
@@ -143,13 +153,13 @@ impl Link {
     }
 }
 
-/// What became of the joins. `reconnect_in`, in seconds, is there if the server's notice of
-/// its end came meanwhile.
+/// What became of the joins. `come_back` is there if the server's notice of its end
+/// came meanwhile.
 pub enum Joined {
     /// All rooms are joined.
-    All { reconnect_in: Option<f64> },
+    All { come_back: Option<Instant> },
     /// The connection ended first.
-    Ended { reconnect_in: Option<f64> },
+    Ended { come_back: Option<Instant> },
 }
 
 /// How a session ended.
@@ -157,6 +167,6 @@ pub enum Joined {
 pub enum End {
     /// All that was to be done is done.
     Finished,
-    /// The connection ended; with the seconds of the notice, counted from when it came.
-    Lost(Option<f64>),
+    /// The connection ended; with the time from which the notice lets it come back.
+    Lost(Option<Instant>),
 }

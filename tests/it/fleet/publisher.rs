@@ -3,10 +3,12 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::link::{End, Incoming, Joined, Payload};
@@ -78,6 +80,8 @@ pub struct Publisher {
     pub unknown: u64,
     /// Positions sent a second time.
     pub repeated: u64,
+    /// Told of every acknowledgement.
+    pub heard: Arc<Notify>,
     unacked: VecDeque<u64>,
     /// Those before it have been sent at least once.
     sent: u64,
@@ -96,6 +100,7 @@ impl Publisher {
             made: 0,
             unknown: 0,
             repeated: 0,
+            heard: Arc::default(),
             unacked: VecDeque::new(),
             sent: 0,
             pace,
@@ -124,9 +129,9 @@ impl Publisher {
         let Some(mut link) = Link::open(address, &format!("vehicle-{}", self.index)).await else {
             return End::Lost(None);
         };
-        let mut reconnect_in = match link.join_to_publish(&self.rooms).await {
-            Joined::All { reconnect_in } => reconnect_in,
-            Joined::Ended { reconnect_in } => return End::Lost(reconnect_in),
+        let mut come_back = match link.join_to_publish(&self.rooms).await {
+            Joined::All { come_back } => come_back,
+            Joined::Ended { come_back } => return End::Lost(come_back),
         };
         if !self.repeats() {
             self.unknown += self.unacked.len() as u64;
@@ -140,7 +145,7 @@ impl Publisher {
             if !finishing {
                 self.make();
             }
-            if reconnect_in.is_none() {
+            if come_back.is_none() {
                 let room = self.pace.window.saturating_sub(in_flight);
                 let due = self.unacked.iter().copied().filter(|serial| *serial >= next);
                 let due: Vec<u64> = due.take(room).collect();
@@ -166,14 +171,14 @@ impl Publisher {
             tokio::select! {
                 message = link.next() => {
                     let Some(Incoming { kind, id, payload }) = message else {
-                        return End::Lost(reconnect_in);
+                        return End::Lost(come_back);
                     };
                     match kind.as_str() {
                         "ack" => {
                             in_flight -= 1;
                             self.acknowledged(id.unwrap(), &payload);
                         }
-                        "server_shutting_down" => reconnect_in = Some(payload.reconnect_in),
+                        "server_shutting_down" => come_back = Some(payload.come_back()),
                         // It did not start: it is repeated elsewhere like any other.
                         "error" if payload.code == "SERVER_DRAINING" => {}
                         other => panic!("unexpected {other}: {payload:?}"),
@@ -220,6 +225,7 @@ impl Publisher {
         let place = self.unacked.iter().position(|waiting| *waiting == serial);
         let place = place.unwrap_or_else(|| panic!("acknowledged twice or never sent: {serial}"));
         self.unacked.remove(place);
+        self.heard.notify_one();
         assert_eq!(ack.rooms.len(), self.rooms.len(), "an ack names all rooms: {ack:?}");
         for (index, room) in self.rooms.iter().enumerate() {
             self.acked.push(Acked {

@@ -8,8 +8,8 @@ use rustc_hash::FxHashSet;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::link::{End, Incoming, Payload};
 use super::Link;
+use super::link::{End, Incoming, Payload};
 
 /// The number of the position that ends a test: whoever has seen it has seen everything.
 pub const SENTINEL: u64 = 1 << 52;
@@ -74,7 +74,7 @@ impl Subscriber {
         };
         let joins = self.views.iter().enumerate().map(|(id, view)| view.join(id)).collect();
         link.send_all(joins).await;
-        let mut reconnect_in = None;
+        let mut come_back = None;
         while let Some(Incoming { kind, id, payload }) = link.next().await {
             match kind.as_str() {
                 "location_update" => {
@@ -94,7 +94,7 @@ impl Subscriber {
                 }
                 "lagging" => self.view(&payload.room_id).lagging = Some(payload.from_seq),
                 "caught_up" => self.view(&payload.room_id).caught_up(payload.seq),
-                "server_shutting_down" => reconnect_in = Some(payload.reconnect_in),
+                "server_shutting_down" => come_back = Some(payload.come_back()),
                 "error" if payload.code == "SERVER_DRAINING" => {}
                 "snapshot" | "member_joined" | "member_left" | "members_changed" => {}
                 other => panic!("unexpected {other}: {payload:?}"),
@@ -103,7 +103,7 @@ impl Subscriber {
         for view in &mut self.views {
             view.link_lost();
         }
-        End::Lost(reconnect_in)
+        End::Lost(come_back)
     }
 
     fn view(&mut self, room: &str) -> &mut View {

@@ -57,8 +57,8 @@ impl Uploader {
         let Some(mut link) = Link::open(address, &format!("uploader-{}", self.index)).await else {
             return End::Lost(None);
         };
-        if let Joined::Ended { reconnect_in } = link.join_to_publish(&[self.room.clone()]).await {
-            return End::Lost(reconnect_in);
+        if let Joined::Ended { come_back } = link.join_to_publish(&[self.room.clone()]).await {
+            return End::Lost(come_back);
         }
         while self.started || !finish.load(Ordering::Relaxed) {
             self.restarted += u64::from(self.started);
@@ -75,7 +75,8 @@ impl Uploader {
     /// One attempt at the current upload; `false` if the connection ended before its result.
     async fn upload(&mut self, link: &mut Link) -> bool {
         let id = self.finished;
-        let begin = json!({ "type": "backfill_begin", "id": id, "payload": { "roomId": self.room } });
+        let begin =
+            json!({ "type": "backfill_begin", "id": id, "payload": { "roomId": self.room } });
         link.send_all(vec![begin]).await;
         let first = self.finished * UPLOAD;
         let known = self.confirmed;
@@ -83,7 +84,8 @@ impl Uploader {
             let serials = first + chunk * CHUNK..first + (chunk + 1) * CHUNK;
             let positions: Vec<Value> = serials.map(|serial| self.position(serial)).collect();
             let payload = json!({ "positions": positions });
-            link.send_all(vec![json!({ "type": "backfill_chunk", "id": id, "payload": payload })]).await;
+            link.send_all(vec![json!({ "type": "backfill_chunk", "id": id, "payload": payload })])
+                .await;
             let Some(Incoming { kind, payload, .. }) = link.next().await else { return false };
             assert_eq!(kind, "backfill_progress", "{payload:?}");
             let committed = (chunk + 1) * CHUNK;
