@@ -27,9 +27,10 @@ use crate::listener::{Body, error, json};
 use crate::phase::Phase;
 use crate::plane::{Hold, Plane};
 use crate::rooms::Hub;
+use crate::shutdown::evacuation::{Evacuation, EvacuationStatus, ShuttingDown};
 use crate::shutdown::{Status, Trigger, TriggerSender, Watchdog};
 use crate::telemetry::logs::parse_level;
-use crate::telemetry::metrics::CONTENT_TYPE;
+use crate::telemetry::metrics::{CONTENT_TYPE, ResumeOutcome};
 use crate::telemetry::{LogHandle, Metrics};
 use crate::transport::upgrade;
 
@@ -38,6 +39,8 @@ pub use readiness::Readiness;
 
 /// After how long without an answer the workers count as dead.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Clients a second that a drain notices where nothing else is asked for.
+const DEFAULT_DRAIN_RATE: u32 = 100;
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When the workers' runtime last ran a task.
@@ -77,6 +80,8 @@ pub struct State {
     pub hub: Arc<Hub>,
     /// The plane, which the operator may pause.
     pub plane: Arc<Plane>,
+    /// The paced evacuation.
+    pub evacuation: Arc<Evacuation>,
     /// Whether traffic is wanted.
     pub readiness: Arc<Readiness>,
     /// Counters.
@@ -166,6 +171,7 @@ fn respond(
                 json(status, &body)
             }
             "/metrics" => state.metrics(),
+            "/drain" => state.drained(Ok(state.evacuation.status())),
             "/status" => json(StatusCode::OK, &state.status()),
             _ => not_found(),
         };
@@ -174,7 +180,7 @@ fn respond(
         (request.method(), path),
         (&Method::POST, "/shutdown")
             | (&Method::PUT, "/log-level")
-            | (&Method::POST | &Method::DELETE, "/quiesce")
+            | (&Method::POST | &Method::DELETE, "/quiesce" | "/drain")
     );
     let Some(guard) = guard.filter(|_| known) else { return not_found() };
     if let Err(refused) = guard.check(peer, request) {
@@ -182,6 +188,8 @@ fn respond(
     }
     match path {
         "/shutdown" => state.shut_down(),
+        "/drain" if request.method() == Method::POST => state.drain(request.uri().query()),
+        "/drain" => state.drained(state.evacuation.stop()),
         "/quiesce" => state.quiesce(request.method() == Method::POST, request.uri().query()),
         _ => state.set_log_level(request),
     }
@@ -189,7 +197,7 @@ fn respond(
 
 fn not_found() -> Response<Body> {
     let text = "GET /livez, /readyz, /metrics, /status; POST /shutdown; POST, DELETE /quiesce; \
-                PUT /log-level?level=…";
+                GET, POST, DELETE /drain; PUT /log-level?level=…";
     error(StatusCode::NOT_FOUND, "NOT_FOUND", text)
 }
 
@@ -211,8 +219,8 @@ impl State {
     fn status(&self) -> serde_json::Value {
         let (rooms, members) = self.hub.counts();
         let queues = queue_totals(&self.registry);
-        let (recovered, reset) = self.hub.resumes();
         let (requests, notifications, bytes) = self.plane.held();
+        let resumes = |outcome| self.metrics.resumes.get(outcome).get();
         let holds: Vec<_> = self
             .plane
             .holds()
@@ -234,7 +242,11 @@ impl State {
                 "maxBytes": queues.max_bytes,
             },
             "log": { "epoch": &*self.hub.epoch(), "seq": self.hub.head() },
-            "resumes": { "recovered": recovered, "reset": reset },
+            "resumes": {
+                "recovered": resumes(ResumeOutcome::Recovered),
+                "tooOld": resumes(ResumeOutcome::TooOld),
+                "unknown": resumes(ResumeOutcome::Unknown),
+            },
             "holds": holds,
             "held": { "requests": requests, "notifications": notifications, "bytes": bytes },
             "shutdown": self.shutdown.report(&self.registry),
@@ -248,6 +260,25 @@ impl State {
         // An error means that the coordinator is done: the process ends anyway.
         let _ = self.triggers.send(Trigger::Admin);
         json(StatusCode::ACCEPTED, &serde_json::json!({ "status": "shutting_down" }))
+    }
+
+    fn drain(&self, query: Option<&str>) -> Response<Body> {
+        let rate = query.and_then(|query| upgrade::query_value(query, "rate"));
+        match rate.as_deref().map_or(Ok(DEFAULT_DRAIN_RATE), str::parse) {
+            Ok(rate) if rate > 0 => self.drained(self.evacuation.begin(rate)),
+            _ => {
+                let text = "rate must be a number of clients a second, at least 1.";
+                error(StatusCode::BAD_REQUEST, "VALIDATION_ERROR", text)
+            }
+        }
+    }
+
+    fn drained(&self, status: Result<EvacuationStatus, ShuttingDown>) -> Response<Body> {
+        let stopping = self.readiness.phase() >= Phase::StopAccepting;
+        match status {
+            Ok(status) if !stopping => json(StatusCode::OK, &serde_json::json!(status)),
+            _ => error(StatusCode::CONFLICT, "SERVER_DRAINING", "The server is shutting down."),
+        }
     }
 
     fn quiesce(&self, pause: bool, query: Option<&str>) -> Response<Body> {

@@ -2,10 +2,14 @@
 //! generated from them.
 
 pub mod check;
+mod demo;
 mod http;
 mod operate;
 mod serve;
+pub mod simulate;
 mod token;
+mod trace;
+pub mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +33,12 @@ pub struct Cli {
 enum Command {
     /// Run the server; without a file with safe local defaults
     Serve(ConfigArgs),
+    /// Run the server on loopback with a simulated fleet in it: what to try first
+    Demo(demo::DemoArgs),
+    /// Drive a fleet, synthetic or recorded, and check that nothing is lost or doubled
+    Simulate(simulate::SimulateArgs),
+    /// Print the events of rooms, one JSON object a line
+    Watch(watch::WatchArgs),
     /// Mint a token from the configured secret (development, tests)
     Token(token::TokenArgs),
     /// Validate the configuration and say what would run
@@ -37,6 +47,8 @@ enum Command {
     Healthcheck(operate::HealthArgs),
     /// Show what the server is doing
     Status(operate::AdminArgs),
+    /// Evacuate the clients at a rate, without stopping
+    Drain(operate::DrainArgs),
     /// Pause all work on the room log (requests are held), or resume it
     Quiesce(operate::QuiesceArgs),
 }
@@ -67,12 +79,22 @@ impl ConfigArgs {
 pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Simulate(args) => run_async(simulate::run(args)),
+        Command::Watch(args) => run_async(watch::run(args)),
         Command::Token(args) => token::run(&args),
         Command::Check(args) => run_check(&args),
         Command::Healthcheck(args) => operate::healthcheck(&args),
         Command::Status(args) => operate::status(&args),
+        Command::Drain(args) => operate::drain(&args),
         Command::Quiesce(args) => operate::quiesce(&args),
     }
+}
+
+/// Reads a time on the command line.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    crate::config::units::parse_duration(text)
+        .ok_or_else(|| "a time such as 30s, 10m or 24h".to_owned())
 }
 
 /// Prints an error as people expect it and returns the exit code.
@@ -87,6 +109,15 @@ fn say(text: impl std::fmt::Display) {
     use std::io::Write;
     // A reader that has gone (`milepost check | head`) is no error.
     let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Runs a command that is a client.
+fn run_async(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, format_args!("{error:#}")),
+    }
 }
 
 fn run_check(args: &ConfigArgs) -> ExitCode {

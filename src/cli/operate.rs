@@ -1,6 +1,7 @@
 //! The admin port's calls, for people and for containers without a shell.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -8,6 +9,9 @@ use hyper::http::Method;
 
 use super::{ConfigArgs, USAGE, fail, http, say};
 use crate::admin::Guard;
+
+/// How often a drain is looked at.
+const POLL: Duration = Duration::from_millis(500);
 
 /// `milepost healthcheck`
 #[derive(Debug, Args)]
@@ -84,6 +88,53 @@ pub(super) fn status(args: &AdminArgs) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => fail(1, format!("{error:#}")),
+    }
+}
+
+/// `milepost drain`
+#[derive(Debug, Args)]
+pub(super) struct DrainArgs {
+    /// Clients to notice a second
+    #[arg(long, default_value_t = 100)]
+    rate: u32,
+    /// Wait until no client is left, at most this long; then exit with 0
+    #[arg(long, value_name = "TIME", value_parser = super::duration)]
+    wait: Option<Duration>,
+    /// Stop noticing clients and take new ones again
+    #[arg(long, conflicts_with_all = ["rate", "wait"])]
+    stop: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// Evacuates the clients without stopping, at a rate.
+pub(super) fn drain(args: &DrainArgs) -> ExitCode {
+    if args.stop {
+        return change(&args.admin, Method::DELETE, "/drain");
+    }
+    let begun = change(&args.admin, Method::POST, &format!("/drain?rate={}", args.rate));
+    let Some(wait) = args.wait.filter(|_| begun == ExitCode::SUCCESS) else { return begun };
+    match wait_until_empty(&args.admin, wait) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, format!("{error:#}")),
+    }
+}
+
+/// For a preStop hook: what is left when the time is up is the shutdown's.
+fn wait_until_empty(args: &AdminArgs, wait: Duration) -> Result<()> {
+    let url = format!("{}/drain", base(args.url.as_deref(), &args.config)?);
+    let began = tokio::time::Instant::now();
+    loop {
+        let answer = http::request(Method::GET, &url, None)?;
+        let status: serde_json::Value =
+            serde_json::from_str(&answer.body).context("the answer is not JSON")?;
+        let clients = status["clients"].as_u64();
+        // 409: the shutdown has begun and empties the server itself.
+        if clients == Some(0) || clients.is_none() || began.elapsed() >= wait {
+            return Ok(());
+        }
+        say(format_args!("{} clients left", clients.unwrap_or_default()));
+        std::thread::sleep(POLL.min(wait.saturating_sub(began.elapsed())));
     }
 }
 

@@ -1,11 +1,13 @@
 //! `milepost serve`: sets the process up, runs the server, and leaves with the exit code
 //! of its shutdown.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tracing::metadata::LevelFilter;
 
 use super::{ConfigArgs, USAGE, check, fail};
 use crate::config::{Config, LogFormat};
@@ -21,10 +23,26 @@ const LAST_WORDS: Duration = Duration::from_millis(30);
 
 /// Runs the server.
 pub(super) fn run(args: &ConfigArgs) -> ExitCode {
-    let config = match args.load().and_then(|config| config.validate().map(|()| config)) {
-        Ok(config) => config,
-        Err(error) => return fail(USAGE, error),
-    };
+    match args.load() {
+        Ok(config) => run_with(config, args.clone(), |_| std::future::ready(())),
+        Err(error) => fail(USAGE, error),
+    }
+}
+
+/// Runs the server, and beside it what `beside` makes of its public address.
+///
+/// `args` is where the configuration came from, to be read again on SIGHUP.
+pub(super) fn run_with<F>(
+    config: Config,
+    args: ConfigArgs,
+    beside: impl FnOnce(SocketAddr) -> F,
+) -> ExitCode
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    if let Err(error) = config.validate() {
+        return fail(USAGE, error);
+    }
     let missing = check::missing_files(&config);
     if !missing.is_empty() {
         return fail(USAGE, missing.join("\n"));
@@ -37,7 +55,7 @@ pub(super) fn run(args: &ConfigArgs) -> ExitCode {
         Ok(sink) => sink,
         Err(error) => return fail(1, format!("cannot write logs to stdout: {error}")),
     };
-    match runtime.block_on(serve(config, sink.clone())) {
+    match runtime.block_on(serve(config, args, sink.clone(), beside)) {
         Ok(outcome) => leave(&outcome, &sink),
         Err(error) => {
             tracing::error!(event = "server.start_failed", error = %error, "cannot start");
@@ -50,7 +68,15 @@ pub(super) fn run(args: &ConfigArgs) -> ExitCode {
     }
 }
 
-async fn serve(config: Config, sink: Sink) -> Result<Outcome, StartError> {
+async fn serve<F>(
+    config: Config,
+    args: ConfigArgs,
+    sink: Sink,
+    beside: impl FnOnce(SocketAddr) -> F,
+) -> Result<Outcome, StartError>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let instance_id = fresh_id();
     let log = LogSettings {
         format: match config.log.format {
@@ -60,7 +86,7 @@ async fn serve(config: Config, sink: Sink) -> Result<Outcome, StartError> {
             LogFormat::Gcp => Format::Gcp,
             LogFormat::Datadog => Format::Datadog,
         },
-        level: parse_level(config.log.level.name()).unwrap_or(tracing::metadata::LevelFilter::INFO),
+        level: level(&config),
         service: "milepost".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         instance_id: instance_id.clone(),
@@ -84,21 +110,36 @@ async fn serve(config: Config, sink: Sink) -> Result<Outcome, StartError> {
     let context = Context {
         instance_id,
         metrics,
-        log_level: Some(log_level),
+        log_level: Some(log_level.clone()),
         pages: Arc::new(site),
         triggers,
         watchdog: Some(watchdog),
     };
     let server = Server::bind(config, context)?;
     let auth = server.authenticator();
-    *reload.lock() = Some(Box::new(move || match auth.reload() {
-        Ok(()) => tracing::info!(event = "auth.reloaded", "keys reloaded"),
-        Err(error) => {
-            let error = error.to_string();
-            tracing::error!(event = "auth.reload_failed", error, "keys not reloaded");
+    *reload.lock() = Some(Box::new(move || {
+        match auth.reload() {
+            Ok(()) => tracing::info!(event = "auth.reloaded", "keys reloaded"),
+            Err(error) => {
+                let error = error.to_string();
+                tracing::error!(event = "auth.reload_failed", error, "keys not reloaded");
+            }
+        }
+        match args.load() {
+            Ok(config) => log_level.set_level(level(&config)),
+            Err(error) => {
+                let error = error.to_string();
+                tracing::error!(event = "config.reload_failed", error, "log level not reloaded");
+            }
         }
     }));
+    let (public, _) = server.addresses()?;
+    tokio::spawn(beside(public));
     server.run(received).await
+}
+
+fn level(config: &Config) -> LevelFilter {
+    parse_level(config.log.level.name()).unwrap_or(LevelFilter::INFO)
 }
 
 /// Gets the last lines out and ends the process.

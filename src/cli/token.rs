@@ -7,7 +7,6 @@ use clap::Args;
 
 use super::{ConfigArgs, USAGE, fail, say};
 use crate::auth::{Claims, mint};
-use crate::config::units::parse_duration;
 use crate::server::token_settings;
 use crate::time::UnixMillis;
 
@@ -34,14 +33,10 @@ pub(super) struct TokenArgs {
     #[arg(long)]
     hidden: bool,
     /// How long it is good for
-    #[arg(long, default_value = "1h", value_parser = duration)]
+    #[arg(long, default_value = "1h", value_parser = super::duration)]
     ttl: Duration,
     #[command(flatten)]
     config: ConfigArgs,
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    parse_duration(text).ok_or_else(|| "a time such as 30s, 10m or 24h".to_owned())
 }
 
 /// Prints the token.

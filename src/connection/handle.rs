@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::admission::Requests;
 use crate::ids::{ClientId, ConnId};
@@ -85,6 +86,8 @@ pub struct Handle {
     due: AtomicU64,
     /// Bytes that the peer's kernel has to acknowledge before the task goes on.
     ack_mark: AtomicU64,
+    is_gone: AtomicBool,
+    gone: Notify,
 }
 
 impl Handle {
@@ -114,6 +117,8 @@ impl Handle {
             settled: AtomicBool::new(false),
             due: AtomicU64::new(u64::MAX),
             ack_mark: AtomicU64::new(NO_MARK),
+            is_gone: AtomicBool::new(false),
+            gone: Notify::new(),
         }
     }
 
@@ -140,11 +145,11 @@ impl Handle {
         self.notified.load(Ordering::Acquire)
     }
 
-    pub(super) fn take_notice(&self) -> Option<Bytes> {
+    pub(crate) fn take_notice(&self) -> Option<Bytes> {
         self.notice.lock().take()
     }
 
-    pub(super) fn take_orders(&self) -> Orders {
+    pub(crate) fn take_orders(&self) -> Orders {
         if self.orders.load(Ordering::Acquire) == 0 {
             return Orders::default();
         }
@@ -186,13 +191,29 @@ impl Handle {
         }
     }
 
+    /// Returns when the connection is gone.
+    pub async fn gone(&self) {
+        let gone = self.gone.notified();
+        tokio::pin!(gone);
+        // Listen before looking, or the end in between is missed.
+        gone.as_mut().enable();
+        if !self.is_gone.load(Ordering::Acquire) {
+            gone.await;
+        }
+    }
+
+    pub(super) fn set_gone(&self) {
+        self.is_gone.store(true, Ordering::Release);
+        self.gone.notify_waiters();
+    }
+
     /// Asks to be woken when the peer's kernel has acknowledged `bytes`.
     pub(super) fn await_acknowledged(&self, bytes: u64) {
         self.ack_mark.store(bytes, Ordering::Release);
     }
 
     /// Whether it waits for its peer's kernel; wakes the task if that wait is over.
-    pub(super) fn sample_acknowledged(&self) -> bool {
+    pub fn sample_acknowledged(&self) -> bool {
         let mark = self.ack_mark.load(Ordering::Acquire);
         if mark == NO_MARK {
             return false;

@@ -10,11 +10,11 @@ use crate::ids::{RoomId, VehicleId};
 use crate::outgoing::{SnapshotWalk, Weight};
 use crate::protocol::client::{LocationUpdate, Mode};
 use crate::protocol::envelope::{Class, Envelope, EnvelopeError};
-use crate::protocol::error::{HandlerError, WireError};
+use crate::protocol::error::{ErrorCode, HandlerError, WireError};
 use crate::protocol::{Kind, PageBuilder, frame, server};
 use crate::room_log::{Append, Receipt};
 use crate::rooms::{Join, JoinProgress, JoinRefused, LeaveReason};
-use crate::telemetry::metrics::{MessageResult, MessageType};
+use crate::telemetry::metrics::{MessageResult, MessageType, RefusalCode};
 use crate::time::UnixMillis;
 
 impl Session {
@@ -36,7 +36,7 @@ impl Session {
 
     pub(super) fn malformed(&mut self, error: &EnvelopeError) {
         let kind = error.kind.as_deref();
-        self.count(MessageType::of(kind.unwrap_or_default()), MessageResult::Refused);
+        self.count_refused(MessageType::of(kind.unwrap_or_default()), error.error.code());
         if self.spend_rate().is_ok() || error.id.is_some() {
             self.complain_to(error.id.as_ref(), kind, &error.error);
         }
@@ -44,6 +44,11 @@ impl Session {
 
     pub(super) fn count(&self, kind: MessageType, result: MessageResult) {
         self.services.metrics.messages_in.get(kind, result).inc();
+    }
+
+    pub(super) fn count_refused(&self, kind: MessageType, code: ErrorCode) {
+        self.count(kind, MessageResult::Refused);
+        self.services.metrics.refusals.get(RefusalCode::of(code.name())).inc();
     }
 
     pub(super) fn dispatch(&mut self, envelope: &Envelope<'_>, rate: Rate) {
@@ -59,7 +64,7 @@ impl Session {
                 match result {
                     Ok(()) => self.count(kind, MessageResult::Accepted),
                     Err((error, _)) => {
-                        self.count(kind, MessageResult::Refused);
+                        self.count_refused(kind, error.code());
                         let error = match envelope.room_hint() {
                             Some(room) => WireError::from(error).with_room(room),
                             None => error.into(),
@@ -81,7 +86,7 @@ impl Session {
         let admitted = match self.handle.requests.admit(envelope) {
             Ok(admitted) => admitted,
             Err(NotAdmitted::Draining) => {
-                self.count(kind, MessageResult::Refused);
+                self.count_refused(kind, ErrorCode::ServerDraining);
                 let room = envelope.room_hint();
                 let id = envelope.id.as_ref();
                 self.handle.requests.refuse(id, envelope.kind, room.as_deref());
@@ -97,7 +102,7 @@ impl Session {
         match result {
             Ok(()) => self.count(kind, MessageResult::Accepted),
             Err((error, admitted)) => {
-                self.count(kind, MessageResult::Refused);
+                self.count_refused(kind, error.code());
                 if let Some(admitted) = admitted {
                     admitted.fail(error, envelope.room_hint().as_deref());
                 }
@@ -107,7 +112,7 @@ impl Session {
     }
 
     pub(super) fn id_in_use(&mut self, envelope: &Envelope<'_>) {
-        self.count(MessageType::of(envelope.kind.name()), MessageResult::Refused);
+        self.count_refused(MessageType::of(envelope.kind.name()), ErrorCode::ValidationError);
         let error = WireError::validation(
             "id",
             "`id` must not be that of a request that is still unanswered.",
@@ -209,6 +214,7 @@ impl Session {
             queue: self.queue().clone(),
             client: self.identity.client_id.clone(),
             hidden: self.identity.hidden,
+            again,
             mode: granted,
             flat: asked.flat,
             since: asked.since,
@@ -222,7 +228,7 @@ impl Session {
             }),
         };
         match self.services.hub.join(&room, join) {
-            Ok(JoinProgress::Answered { .. }) => {
+            Ok(JoinProgress::Answered) => {
                 self.rooms.insert(room, membership);
                 Ok(())
             }

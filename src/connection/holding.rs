@@ -6,9 +6,9 @@ use super::session::Session;
 use crate::plane::{Item, Kept};
 use crate::protocol::Kind;
 use crate::protocol::envelope::{Class, Envelope};
-use crate::protocol::error::{HandlerError, WireError};
+use crate::protocol::error::{ErrorCode, HandlerError, WireError};
 use crate::protocol::server;
-use crate::telemetry::metrics::{MessageResult, MessageType, RefusalCode};
+use crate::telemetry::metrics::{MessageResult, MessageType};
 
 /// How many held messages are handled before the socket gets its turn.
 const FLUSHED_AT_ONCE: usize = 64;
@@ -42,7 +42,7 @@ impl Session {
             return self.dispatch(envelope, Rate::Spent);
         }
         if !of_upload && let Err((error, _)) = self.limited(Rate::Due) {
-            self.count(MessageType::of(envelope.kind.name()), MessageResult::Refused);
+            self.count_refused(MessageType::of(envelope.kind.name()), error.code());
             let error = match envelope.room_hint() {
                 Some(room) => WireError::from(error).with_room(room),
                 None => error.into(),
@@ -77,8 +77,7 @@ impl Session {
     }
 
     fn busy(&mut self, envelope: &Envelope<'_>, waiting: usize) {
-        self.count(MessageType::of(envelope.kind.name()), MessageResult::Refused);
-        self.services.metrics.refusals.get(RefusalCode::ServerBusy).inc();
+        self.count_refused(MessageType::of(envelope.kind.name()), ErrorCode::ServerBusy);
         let room = envelope.room_hint();
         if self.is_of_upload(envelope) {
             // Its one answer: the upload is over, what is committed stays.

@@ -52,11 +52,11 @@ impl Tally {
         self.bytes_dropped.fetch_add(backlog.bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn count_acked(&self) {
+    pub(crate) fn count_acked(&self) {
         self.acked.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_left_early(&self) {
+    pub(crate) fn count_left_early(&self) {
         self.left_early.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -131,7 +131,7 @@ impl Registered {
     }
 
     /// Notes that all that had to arrive has arrived.
-    pub(super) fn set_drained(&self) {
+    pub(crate) fn set_drained(&self) {
         if self.handle.advance(Progress::Drained) {
             self.registry.tally.drained.fetch_add(1, Ordering::Relaxed);
             self.settle();
@@ -146,7 +146,7 @@ impl Registered {
     }
 
     /// Notes that the shutdown's close frame is on its way.
-    pub(super) fn set_closing(&self) {
+    pub(crate) fn set_closing(&self) {
         if self.handle.advance(Progress::Closing) {
             self.registry.tally.closing.fetch_add(1, Ordering::Relaxed);
             self.settle();
@@ -161,6 +161,7 @@ impl Drop for Registered {
             if self.handle.settle() {
                 self.registry.undrained.fetch_sub(1, Ordering::AcqRel);
             }
+            self.handle.set_gone();
             self.registry.live.fetch_sub(1, Ordering::AcqRel);
             self.registry.changed.notify_waiters();
         }

@@ -26,7 +26,7 @@ use super::session::{Expiry, Session};
 use crate::auth::Identity;
 use crate::close::Close;
 use crate::limits::AddressSlot;
-use crate::outgoing::{Batch, Weight};
+use crate::outgoing::{Backlog, Batch, Weight};
 use crate::protocol::envelope::EnvelopeError;
 use crate::protocol::frame;
 use crate::rooms::{LeaveReason, Replayer};
@@ -46,6 +46,9 @@ const BLOCKED_CHECK: u64 = 250;
 const DECODE_BUFFER: usize = 1024;
 /// What is read from a socket at once; one buffer per worker thread.
 const READ_BUFFER: usize = 16 * 1024;
+
+/// The reason that tungstenite puts in place of a close frame with a forbidden code.
+const FORBIDDEN_CODE: &str = "Protocol violation";
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER]);
@@ -222,6 +225,8 @@ impl Connection {
             _address: address,
         };
         match entry {
+            // The echo of the protocol suite has no session and says nothing of itself.
+            Entry::Welcome(_) if cfg!(feature = "echo") => {}
             Entry::Welcome(identity) => {
                 let (handle, services) = (connection.handle().clone(), connection.services.clone());
                 ConnectionOpened {
@@ -360,7 +365,15 @@ impl Connection {
             let mut wire = Wire { input: rest, control: &mut self.control };
             let message = self.ws.read(&mut wire);
             rest = wire.input;
+            // Before the message: a pong may be that of a ping in its middle. Also when no
+            // message came: tungstenite answers a ping at its next turn.
+            if !matches!(message, Ok(Message::Close(_))) {
+                self.send_control();
+            }
             match message {
+                Ok(message @ (Message::Text(_) | Message::Binary(_))) if cfg!(feature = "echo") => {
+                    self.echo(message);
+                }
                 Ok(Message::Text(text)) => self.receive(&text),
                 Ok(Message::Binary(bytes)) => match std::str::from_utf8(&bytes) {
                     Ok(text) => self.receive(text),
@@ -371,9 +384,28 @@ impl Connection {
                 Err(Error::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => self.violated(&error, now),
             }
-            if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
-                let pong = Bytes::from(std::mem::take(&mut self.control));
-                self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Queues what tungstenite has to say: pongs, mostly.
+    fn send_control(&mut self) {
+        if !self.control.is_empty() && matches!(self.stage, Stage::Open | Stage::Finishing) {
+            let pong = Bytes::from(std::mem::take(&mut self.control));
+            self.handle().queue.push(pong, Weight::Free);
+        }
+    }
+
+    /// Answers a message with itself, in test builds only (see `tests/peers/echo.rs`).
+    fn echo(&mut self, message: Message) {
+        match message {
+            Message::Text(text) => {
+                self.handle().queue.push(frame::text_frame(&text), Weight::Free);
+            }
+            // The server itself never sends one; it leaves with the control frames.
+            binary => {
+                let mut wire = Wire { input: &[], control: &mut self.control };
+                let _ = self.ws.write(&mut wire, binary);
+                self.send_control();
             }
         }
     }
@@ -415,6 +447,12 @@ impl Connection {
             self.acked = true;
             self.end = Some(End::closed(close));
             return;
+        }
+        // What tungstenite makes of a code that may not be sent (RFC 6455, 7.4): our own text
+        // goes out instead.
+        if frame.as_ref().is_some_and(|frame| frame.reason.as_str() == FORBIDDEN_CODE) {
+            self.deaf = true;
+            return self.close(Close::ProtocolError, now);
         }
         let (code, reason) = frame.map_or((1005, String::new()), |frame| {
             (u16::from(frame.code), frame.reason.as_str().to_owned())
@@ -553,12 +591,15 @@ impl Connection {
             }
             self.registered.set_drained();
             handle.queue.stop_listening();
+            // What is in the queue now goes out first. Not what comes: a client that goes on
+            // sending requests would never leave an empty queue behind.
+            handle.queue.set_mark();
             self.stage = Stage::Finishing;
         }
         // Held notifications have nobody to tell: they wait for the plane as long as there is
         // time.
         let waits = self.session.as_ref().is_some_and(|session| !session.held.is_empty());
-        if self.stage == Stage::Finishing && !waits && self.handle().queue.is_empty() {
+        if self.stage == Stage::Finishing && !waits && self.handle().queue.passed_mark() {
             self.close(Close::ShuttingDown, now);
         }
     }
@@ -736,7 +777,9 @@ impl Drop for Connection {
         });
         let handle = self.handle().clone();
         self.end_of_queue();
-        let dropped = self.batch.drop_rest();
+        // The frame in progress is lost as well.
+        let dropped =
+            Backlog { messages: self.batch.len() as u64, bytes: self.batch.bytes() as u64 };
         if let Some(tally) = self.registered.registry().tally_if_stopping() {
             tally.dropped(dropped);
             if handle.progress() == Progress::Closing && self.acked {

@@ -136,8 +136,7 @@ impl Front {
         request: &Request<Incoming>,
         on_upgrade: OnUpgrade,
     ) -> Result<(Response<Body>, Accepted), Refused> {
-        let phase = &self.services.phase;
-        if phase.get().refuses_upgrades() {
+        if self.readiness.refuses_upgrades() {
             return Err(Refused::draining());
         }
         let response = upgrade::accept(request).map_err(Refused::bad)?;
@@ -180,7 +179,7 @@ impl Front {
         let registered = self.registry.register(client, peer, socket.clone());
         // Only now: whoever was registered before the phase advanced is notified, whoever
         // comes after sees it here.
-        if phase.get().refuses_upgrades() {
+        if self.readiness.refuses_upgrades() {
             return Err(Refused::draining());
         }
         let response = response.map(|()| Body::default());

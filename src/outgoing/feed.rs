@@ -42,7 +42,7 @@ pub struct PositionEvent {
 }
 
 /// Where a subscriber begins to read.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub enum Start {
     /// With what comes from now on.
     Head,

@@ -312,20 +312,22 @@ impl ShutdownReason {
     }
 }
 
-/// `server_shutting_down`: `reconnect_in` in seconds, rounded to milliseconds.
+/// `server_shutting_down`: `reconnect_in` in seconds, with as many decimals as it takes up
+/// to the tenth of a millisecond (slots are half a millisecond apart at 2,000 a second).
 #[must_use]
 pub fn server_shutting_down(
     reconnect_in: std::time::Duration,
     closes_in_ms: u64,
     reason: ShutdownReason,
 ) -> String {
-    let millis = reconnect_in.as_millis();
-    let (seconds, rest) = (millis / 1000, millis % 1000);
+    let (seconds, rest) = (reconnect_in.as_secs(), reconnect_in.subsec_nanos() / 100_000);
+    let fraction = format!("{rest:04}");
+    let fraction = fraction.trim_end_matches('0');
     let message = Message::new("server_shutting_down", None);
-    if rest == 0 {
+    if fraction.is_empty() {
         message.plain("reconnectIn", seconds)
     } else {
-        message.plain("reconnectIn", format_args!("{seconds}.{rest:03}"))
+        message.plain("reconnectIn", format_args!("{seconds}.{fraction}"))
     }
     .plain("closesInMs", closes_in_ms)
     .text("reason", reason.name())

@@ -12,6 +12,7 @@ use super::encode::{Fix, encode, encode_stored};
 use super::hub::Hub;
 use crate::room_log::{Committed, LogEvent, Receipt, StoreFailure, Verdict};
 use crate::telemetry::Metrics;
+use crate::time::UnixMillis;
 
 /// How many events are taken from the log's channel before those who wait are woken.
 const TAKEN_AT_ONCE: usize = 64;
@@ -59,7 +60,11 @@ impl Distributor {
     fn distribute(&mut self, event: LogEvent) {
         match event {
             LogEvent::Committed(batch) => {
+                self.metrics.room_log_batch_size.observe(batch.len() as f64);
+                let now = UnixMillis::now();
                 for committed in batch {
+                    let waited = now.get() - committed.append.received_at.get();
+                    self.metrics.room_log_append_seconds.observe(waited.max(0) as f64 / 1000.0);
                     self.committed(committed);
                 }
             }

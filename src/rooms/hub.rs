@@ -4,7 +4,7 @@
 //! the log's order and from one task; joins and leaves come from the connections.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -61,10 +61,7 @@ pub enum JoinRefused {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JoinProgress {
     /// Answered.
-    Answered {
-        /// Whether `since` could be honoured, if there was one.
-        resumed: Option<bool>,
-    },
+    Answered,
     /// The room is being loaded from the log; it will be answered then.
     Waiting {
         /// The caller has to ask the log for the room.
@@ -86,7 +83,6 @@ pub struct Hub {
     head: AtomicU64,
     announced: AtomicBool,
     announcements: mpsc::UnboundedSender<(Instant, Arc<Room>)>,
-    resumed: [AtomicUsize; 2],
 }
 
 /// Announces presence changes when their time has come. Spawn [`Announcer::run`].
@@ -120,7 +116,6 @@ impl Hub {
             head: AtomicU64::new(0),
             announced: AtomicBool::new(true),
             announcements,
-            resumed: [AtomicUsize::new(0), AtomicUsize::new(0)],
         });
         let announcer = Announcer { hub: hub.clone(), due };
         (hub, announcer)
@@ -134,11 +129,11 @@ impl Hub {
         loop {
             if let Some(active) = self.get(room) {
                 let limit = self.settings.members_per_room;
-                if limit > 0 && active.connections() >= limit {
+                if limit > 0 && !join.again && active.connections() >= limit {
                     return Err(JoinRefused::RoomFull(limit));
                 }
                 match self.join_active(&active, join) {
-                    Ok(resumed) => return Ok(JoinProgress::Answered { resumed }),
+                    Ok(()) => return Ok(JoinProgress::Answered),
                     // Its last member left meanwhile: look again.
                     Err(Gone(again)) => join = again,
                 }
@@ -168,17 +163,17 @@ impl Hub {
         }
     }
 
-    fn join_active(&self, room: &Arc<Room>, join: Join) -> Result<Option<bool>, Gone> {
+    fn join_active(&self, room: &Arc<Room>, join: Join) -> Result<(), Gone> {
         let epoch = self.epoch();
         let log = LogView { epoch: &epoch, head: self.head() };
         let joined = room.join(join, &log, &self.settings)?;
         if joined.announce {
             self.announce_later(room);
         }
-        if let Some(recovered) = joined.resumed {
-            self.resumed[usize::from(recovered)].fetch_add(1, Ordering::Relaxed);
+        if let Some(outcome) = joined.resumed {
+            self.metrics.resumes.get(outcome).inc();
         }
-        Ok(joined.resumed)
+        Ok(())
     }
 
     fn announce_later(&self, room: &Arc<Room>) {
@@ -321,13 +316,6 @@ impl Hub {
             })
             .sum();
         (places.len(), members)
-    }
-
-    /// Resumes that found everything, and those that got a reset.
-    #[must_use]
-    pub fn resumes(&self) -> (usize, usize) {
-        let [reset, recovered] = &self.resumed;
-        (recovered.load(Ordering::Relaxed), reset.load(Ordering::Relaxed))
     }
 
     /// Forgets vehicles whose last fix is too old, in all rooms.

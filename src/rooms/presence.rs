@@ -45,11 +45,20 @@ pub(super) struct Announcement {
 #[derive(Debug, Default)]
 pub struct Presence {
     members: BTreeMap<ClientId, u32>,
-    joined: BTreeMap<ClientId, ConnId>,
-    left: BTreeMap<ClientId, LeaveReason>,
+    /// Changes that are still to be announced, each with the value of `shown` then.
+    joined: BTreeMap<ClientId, (ConnId, u64)>,
+    left: BTreeMap<ClientId, (LeaveReason, u64)>,
+    /// How often the list of members was shown to somebody.
+    shown: u64,
 }
 
 impl Presence {
+    /// Notes that somebody is about to be shown the list of members. A change that is in
+    /// that list already has to be announced if it is undone, or the list stays wrong.
+    pub fn show(&mut self) {
+        self.shown += 1;
+    }
+
     /// Counts a connection of `client` in.
     pub fn join(&mut self, client: &ClientId, conn: ConnId) {
         if let Some(count) = self.members.get_mut(client) {
@@ -57,8 +66,8 @@ impl Presence {
             return;
         }
         self.members.insert(client.clone(), 1);
-        if self.left.remove(client).is_none() {
-            self.joined.insert(client.clone(), conn);
+        if self.left.remove(client).is_none_or(|(_, shown)| shown < self.shown) {
+            self.joined.insert(client.clone(), (conn, self.shown));
         }
     }
 
@@ -70,8 +79,8 @@ impl Presence {
             return;
         }
         self.members.remove(client);
-        if self.joined.remove(client).is_none() {
-            self.left.insert(client.clone(), reason);
+        if self.joined.remove(client).is_none_or(|(_, shown)| shown < self.shown) {
+            self.left.insert(client.clone(), (reason, self.shown));
         }
     }
 
@@ -123,7 +132,7 @@ impl Presence {
         }
         let mut announcements = Vec::new();
         let except = match joined.len() {
-            1 => joined.values().next().copied(),
+            1 => joined.values().next().map(|(conn, _)| *conn),
             _ => None,
         };
         let names: Vec<ClientId> = joined.into_keys().collect();
@@ -131,7 +140,7 @@ impl Presence {
             announcements.push(Announcement { text, except });
         }
         let mut by_reason: BTreeMap<LeaveReason, Vec<ClientId>> = BTreeMap::new();
-        for (client, reason) in left {
+        for (client, (reason, _)) in left {
             by_reason.entry(reason).or_default().push(client);
         }
         for (reason, names) in by_reason {
@@ -175,6 +184,29 @@ mod tests {
         presence.join(&a, ConnId(3));
         assert!(!presence.has_changes());
         assert_eq!(presence.len(), 1);
+    }
+
+    #[test]
+    fn what_somebody_was_shown_is_taken_back() {
+        let mut presence = Presence::default();
+        let (a, b) = (client("a"), client("b"));
+        presence.join(&a, ConnId(1));
+        presence.show();
+        presence.join(&b, ConnId(2));
+        // `b` was shown `a`, nobody was shown `b`.
+        presence.leave(&a, LeaveReason::Disconnected);
+        presence.leave(&b, LeaveReason::Disconnected);
+        let told = texts(&mut presence, 10);
+        assert_eq!(told.len(), 1);
+        assert_eq!(told[0]["type"], "member_left");
+        assert_eq!(told[0]["payload"]["members"], serde_json::json!(["a"]));
+
+        presence.join(&a, ConnId(1));
+        texts(&mut presence, 10);
+        presence.leave(&a, LeaveReason::Disconnected);
+        presence.show();
+        presence.join(&a, ConnId(3));
+        assert_eq!(texts(&mut presence, 10)[0]["payload"]["members"], serde_json::json!(["a"]));
     }
 
     #[test]

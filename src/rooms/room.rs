@@ -16,6 +16,7 @@ use crate::protocol::client::{Mode, Since};
 use crate::protocol::envelope::RequestId;
 use crate::protocol::page::PageBuilder;
 use crate::protocol::{frame, server};
+use crate::telemetry::metrics::ResumeOutcome;
 use crate::time::UnixMillis;
 
 /// Called when a join has been answered.
@@ -29,6 +30,8 @@ pub struct Join {
     pub client: ClientId,
     /// Never announced (viewers of a public map).
     pub hidden: bool,
+    /// It is in the room already: this join replaces the old one, whatever the limits say.
+    pub again: bool,
     /// What it was granted.
     pub mode: Mode,
     /// The old gateway's flat form: a short answer, positions only.
@@ -119,14 +122,22 @@ impl Room {
         if join.queue.is_closed() {
             return Ok(Joined { announce: false, resumed: None });
         }
+        members.presence.show();
         if members.connections.insert(join.queue.conn()) && !join.hidden {
             members.presence.join(&join.client, join.queue.conn());
         }
         let announce = members.wants_announcing();
-        let resume = join.since.as_ref().filter(|since| {
-            since.epoch == log.epoch && (self.trimmed_to..=log.head).contains(&since.seq)
+        let resumed = join.since.as_ref().map(|since| {
+            if since.epoch != log.epoch || since.seq > log.head {
+                ResumeOutcome::Unknown
+            } else if since.seq < self.trimmed_to {
+                ResumeOutcome::TooOld
+            } else {
+                ResumeOutcome::Recovered
+            }
         });
-        let recovered = resume.is_some() && join.mode.subscribes();
+        let recovered = resumed == Some(ResumeOutcome::Recovered) && join.mode.subscribes();
+        let resume = join.since.as_ref().filter(|_| recovered);
         self.feed.with(|state| {
             let told = Told {
                 id: join.id.as_ref(),
@@ -144,16 +155,17 @@ impl Room {
             }
         });
         (join.done)();
-        Ok(Joined { announce, resumed: join.since.is_some().then_some(recovered) })
+        Ok(Joined { announce, resumed })
     }
 
     /// Lets a connection whose replay failed go on from the head: `room_joined` again,
     /// without an id, and the snapshot is the truth.
     pub(super) fn reset(&self, queue: &Queue, told: &Told<'_>, settings: &Settings) {
-        let members = self.members.lock();
+        let mut members = self.members.lock();
         if !members.connections.contains(&queue.conn()) {
             return;
         }
+        members.presence.show();
         self.feed.with(|state| {
             let (text, walk) = self.room_joined(told, &members.presence, state, settings);
             queue.push(frame::text_frame(&text), Weight::Free);
@@ -252,8 +264,8 @@ impl Members {
 /// What a join led to.
 pub(super) struct Joined {
     pub(super) announce: bool,
-    /// Whether `since` could be honoured, if there was one.
-    pub(super) resumed: Option<bool>,
+    /// What became of `since`, if there was one.
+    pub(super) resumed: Option<ResumeOutcome>,
 }
 
 /// What a leave led to.

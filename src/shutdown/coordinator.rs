@@ -21,6 +21,10 @@ use crate::protocol::server::{ShutdownReason, server_shutting_down};
 use crate::rooms::Hub;
 use crate::telemetry::Metrics;
 
+/// How long before the last deadline the log is flushed if somebody is still there: what it
+/// takes to hear of the result in time.
+const LAST_FLUSH: Duration = Duration::from_millis(50);
+
 /// The ends of the phases, from `t0`.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadlines {
@@ -188,6 +192,18 @@ where
     }
 }
 
+/// How the close phase ended.
+#[derive(Debug, Clone, Copy)]
+enum Closed {
+    /// Everybody is gone.
+    ByAll,
+    /// Somebody is still there, and there is no more time.
+    AtDeadline {
+        /// Whether everything accepted until just before is committed.
+        log_flushed: bool,
+    },
+}
+
 /// A running shutdown.
 struct Run<'a, H> {
     coordinator: &'a Coordinator<H>,
@@ -263,9 +279,9 @@ where
         let closing = registry.tally().closing.load(Ordering::Acquire) + self.yet_to_close();
         let began = self.enter_with(Phase::Close, deadlines.close, closing);
         self.terminate(&undrained);
-        let clean = self.close().await;
+        let closed = self.close().await;
         self.took(began, |times| &mut times.close);
-        self.finish(clean).await
+        self.finish(closed).await
     }
 
     /// Drained clients whose close frame is still to come.
@@ -280,38 +296,48 @@ where
         let mut notified = 0;
         for (handle, slot) in handles.into_iter().zip(slots) {
             let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown);
-            notified += u64::from(handle.notify(frame::text_frame(&text)));
+            // Whom an evacuation has noticed gets no second notice, but has been notified.
+            handle.notify(frame::text_frame(&text));
+            notified += 1;
         }
         self.coordinator.registry.tally().notified.fetch_add(notified, Ordering::AcqRel);
     }
 
     /// Waits for the close frames to be acknowledged; at the drain's deadline those that
-    /// have not sent theirs do so at once. Returns whether everybody is gone.
-    async fn close(&self) -> bool {
+    /// have not sent theirs do so at once.
+    async fn close(&self) -> Closed {
         let Coordinator { registry, deadlines, log, .. } = self.coordinator;
         let gone =
             self.until(deadlines.drain, registry.until(|registry| registry.is_empty())).await;
         if gone {
-            return true;
+            return Closed::ByAll;
         }
         for handle in registry.handles() {
             if handle.progress() == Progress::Drained {
                 handle.order(Order::Finish);
             }
         }
-        // What was accepted is committed while the last clients are waited for.
-        let flush = async {
+        let everybody = registry.until(|registry| registry.is_empty());
+        let flushed = async {
+            sleep_until(self.t0 + deadlines.close.saturating_sub(LAST_FLUSH)).await;
             if let Some(log) = log.get() {
                 log.flush().await;
             }
         };
-        let gone = self
-            .until(deadlines.close, async {
-                let everybody = registry.until(|registry| registry.is_empty());
-                let ((), ()) = tokio::join!(everybody, flush);
-            })
-            .await;
-        gone || registry.is_empty()
+        tokio::pin!(everybody, flushed);
+        tokio::select! {
+            biased;
+            () = &mut everybody => return Closed::ByAll,
+            () = &mut flushed => {}
+            () = sleep_until(self.t0 + deadlines.close) => {
+                return Closed::AtDeadline { log_flushed: false };
+            }
+        }
+        if self.until(deadlines.close, everybody).await {
+            Closed::ByAll
+        } else {
+            Closed::AtDeadline { log_flushed: true }
+        }
     }
 
     fn terminate(&self, handles: &[Arc<Handle>]) {
@@ -334,16 +360,13 @@ where
         self.coordinator.scene(self.trigger, self.t0)
     }
 
-    async fn finish(self, everybody_gone: bool) -> Outcome {
+    async fn finish(self, closed: Closed) -> Outcome {
         let Coordinator { registry, deadlines, log, phase, metrics, .. } = self.coordinator;
-        let committed = async {
-            match log.get() {
-                Some(log) if everybody_gone => log.close().await,
-                Some(log) => log.flush().await,
-                None => {}
-            }
+        let log_flushed = match (closed, log.get()) {
+            (_, None) => true,
+            (Closed::ByAll, Some(log)) => self.until(deadlines.close, log.close()).await,
+            (Closed::AtDeadline { log_flushed }, Some(_)) => log_flushed,
         };
-        let log_flushed = self.until(deadlines.close, committed).await;
         if let Some(timeline) = &mut *self.coordinator.status.0.lock() {
             timeline.log_flushed = log_flushed;
         }

@@ -6,13 +6,18 @@
 //! of everything. Nothing here touches a socket: connections carry out orders.
 
 mod coordinator;
+pub mod evacuation;
 mod lines;
 pub mod report;
 pub mod signals;
 pub mod slots;
 pub mod watchdog;
 
+#[cfg(test)]
+mod tests;
+
 pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
+pub use evacuation::Evacuation;
 pub use report::Report;
 pub use signals::{Trigger, TriggerSender};
 pub use watchdog::Watchdog;

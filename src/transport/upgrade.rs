@@ -4,7 +4,7 @@
 //! The query string may hold a token, so nothing here is ever logged.
 
 use hyper::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
-use tokio_tungstenite::tungstenite::handshake::server::create_response_with_body;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 /// The subprotocol of this server.
 pub const SUBPROTOCOL: &str = "milepost.v1";
@@ -164,8 +164,18 @@ pub fn accept<B>(request: &Request<B>) -> Result<Response<()>, BadHandshake> {
     if !key_ok {
         return Err(BadHandshake::Malformed("Sec-WebSocket-Key must be 16 bytes in base64."));
     }
-    let mut response = create_response_with_body(request, || ())
+    let key = headers.get(header::SEC_WEBSOCKET_KEY).map_or(&[][..], HeaderValue::as_bytes);
+    let accepted = HeaderValue::from_str(&derive_accept_key(key))
         .map_err(|_| BadHandshake::Malformed("The handshake is malformed."))?;
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    for (name, value) in [
+        (header::CONNECTION, HeaderValue::from_static("Upgrade")),
+        (header::UPGRADE, HeaderValue::from_static("websocket")),
+        (header::SEC_WEBSOCKET_ACCEPT, accepted),
+    ] {
+        response.headers_mut().insert(name, value);
+    }
     let ours = offered_protocols(headers).find(|protocol| *protocol == SUBPROTOCOL);
     // Some clients fail when none of their subprotocols comes back.
     let chosen =
@@ -206,6 +216,8 @@ mod tests {
         assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
         assert!(!response.headers().contains_key("sec-websocket-protocol"));
         assert!(!response.headers().contains_key("sec-websocket-extensions"));
+        // RFC 6455, 4.2.1: the header holds the keyword, perhaps among others.
+        assert!(accept(&request(set("upgrade", "h2c, websocket"))).is_ok());
     }
 
     #[test]

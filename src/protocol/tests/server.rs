@@ -155,6 +155,18 @@ fn messages() -> Vec<(String, Value)> {
             ),
         ),
         (
+            server::server_shutting_down(
+                Duration::from_micros(1_000_500),
+                10,
+                ShutdownReason::Drain,
+            ),
+            message(
+                "server_shutting_down",
+                json!({"reconnectIn": 1.0005, "closesInMs": 10,
+                "reason": "drain", "resume": true}),
+            ),
+        ),
+        (
             server::server_shutting_down(Duration::from_secs(3), 0, ShutdownReason::Shutdown),
             message(
                 "server_shutting_down",

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
@@ -117,8 +117,10 @@ impl Client {
 
     /// The next thing that comes (pings and pongs aside).
     pub async fn see(&mut self) -> Seen {
+        // Pings do not prolong it.
+        let deadline = Instant::now() + PATIENCE;
         loop {
-            let next = timeout(PATIENCE, self.ws.next()).await.expect("nothing came");
+            let next = timeout_at(deadline, self.ws.next()).await.expect("nothing came");
             return match next {
                 None | Some(Err(_)) => Seen::End,
                 Some(Ok(Message::Text(text))) => {
@@ -164,4 +166,53 @@ impl Client {
 /// A position as a payload.
 pub fn position(latitude: f64, longitude: f64) -> Value {
     json!({ "latitude": latitude, "longitude": longitude })
+}
+
+impl Client {
+    /// Joins with any payload and returns the whole answer.
+    pub async fn join_with(&mut self, payload: Value) -> Value {
+        self.request("join_room", payload).await
+    }
+
+    /// A request that has to fail with `code`; returns the error's payload.
+    pub async fn refused(&mut self, kind: &str, payload: Value, code: &str) -> Value {
+        let answer = self.request(kind, payload).await;
+        assert_eq!(answer["type"], "error", "{answer}");
+        assert_eq!(answer["payload"]["code"], code, "{answer}");
+        answer["payload"].clone()
+    }
+
+    /// A position that has to be acknowledged; returns the payload of the `ack`.
+    pub async fn publish(&mut self, payload: Value) -> Value {
+        let answer = self.request("location_update", payload).await;
+        assert_eq!(answer["type"], "ack", "{answer}");
+        answer["payload"].clone()
+    }
+
+    /// The next message and its size in bytes.
+    pub async fn recv_sized(&mut self) -> (Value, usize) {
+        loop {
+            match timeout(PATIENCE, self.ws.next()).await.expect("nothing came") {
+                Some(Ok(Message::Text(text))) => {
+                    return (serde_json::from_str(&text).unwrap(), text.len());
+                }
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                other => panic!("a message was expected, there came {other:?}"),
+            }
+        }
+    }
+
+    /// All messages until the answer to a ping, which is not among them. What the server
+    /// had queued before is then here.
+    pub async fn until_pong(&mut self) -> Vec<Value> {
+        let id = self.ask("ping", json!({})).await;
+        let mut messages = Vec::new();
+        loop {
+            let message = self.recv().await;
+            if message["id"] == id {
+                return messages;
+            }
+            messages.push(message);
+        }
+    }
 }

@@ -108,19 +108,8 @@ impl Builder {
     /// Starts the server and waits only until its ports are open.
     pub fn spawn(mut self) -> Server {
         let dir = self.dir.take().unwrap_or_else(|| tempfile::tempdir().unwrap());
-        let mut child = self
-            .command(dir.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
-        let log = Arc::new(Log::default());
-        let stdout = child.stdout.take().unwrap();
-        let collecting = log.clone();
-        std::thread::spawn(move || collecting.collect(stdout));
-        let listening = log.wait_for(|line| line["event"] == "server.listening");
-        let port = |name: &str| listening[name].as_str().unwrap().parse().unwrap();
-        Server { child, public: port("public"), admin: port("admin"), dir, log }
+        let command = self.command(dir.path());
+        Server::run(command, dir)
     }
 }
 
@@ -264,5 +253,19 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    /// Runs any command that is a server and waits until its ports are open.
+    pub fn run(mut command: Command, dir: tempfile::TempDir) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let log = Arc::new(Log::default());
+        let stdout = child.stdout.take().unwrap();
+        let collecting = log.clone();
+        std::thread::spawn(move || collecting.collect(stdout));
+        let listening = log.wait_for(|line| line["event"] == "server.listening");
+        let port = |name: &str| listening[name].as_str().unwrap().parse().unwrap();
+        Self { child, public: port("public"), admin: port("admin"), dir, log }
     }
 }

@@ -14,22 +14,24 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::admin::{self, Guard, Probe, Readiness, TokenFileError, queue_totals};
-use crate::auth::{self, AuthSetupError, Authenticator};
+use crate::auth::{AuthSetupError, Authenticator};
 use crate::config::{self, Config};
-use crate::connection::{self, LogSlot, Registry, Services};
-use crate::limits::{self, Addresses, HandshakeRate, TrustedProxies};
-use crate::listener::{Front, Handshakes, Listener, Origins, Pages, bind};
+use crate::connection::{LogSlot, Registry, Services};
+use crate::limits::{Addresses, HandshakeRate, TrustedProxies};
+use crate::listener::{Front, Handshakes, Listener, Pages, bind};
 use crate::phase::{self, PhaseSetter, PhaseWatch};
-use crate::plane::{Budgets, Hold, Plane};
-use crate::protocol::position::{ExtraFields, PositionRules};
-use crate::room_log::{self, Embedded, Lock, LockError, LogEvent, OpenError, RoomLog};
-use crate::rooms::{self, Announcer, Distributor, Hub};
-use crate::shutdown::slots::Spread;
-use crate::shutdown::{Coordinator, Deadlines, Outcome, Status, Trigger, TriggerSender, Watchdog};
+use crate::plane::{Hold, Plane};
+use crate::room_log::{Embedded, Lock, LockError, LogEvent, OpenError, RoomLog};
+use crate::rooms::{Announcer, Distributor, Hub};
+use crate::shutdown::{Coordinator, Evacuation, Outcome, Status, Trigger, TriggerSender, Watchdog};
 use crate::telemetry::events::Listening;
 use crate::telemetry::metrics::set;
 use crate::telemetry::{LogHandle, Metrics};
 use crate::time::UnixMillis;
+
+mod settings;
+
+pub(crate) use settings::token_settings;
 
 /// How often vehicles without a recent fix are looked for.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
@@ -95,6 +97,7 @@ pub struct Server {
     phase: PhaseSetter,
     watch: PhaseWatch,
     plane: Arc<Plane>,
+    evacuation: Arc<Evacuation>,
     readiness: Arc<Readiness>,
 }
 
@@ -104,7 +107,7 @@ impl Server {
     /// # Errors
     /// [`StartError`]; nothing is left behind.
     pub fn bind(config: Config, context: Context) -> Result<Self, StartError> {
-        let auth = Arc::new(Authenticator::new(auth_settings(&config.auth))?);
+        let auth = Arc::new(Authenticator::new(settings::auth_settings(&config.auth))?);
         if auth.has_short_secret() {
             let text = "the shared secret is shorter than 32 bytes and could be guessed";
             tracing::warn!(event = "auth.short_secret", "{text}");
@@ -127,13 +130,20 @@ impl Server {
             None => None,
         };
         let (phase, watch) = phase::channel();
-        let (hub, announcer) = Hub::new(room_settings(&config), context.metrics.clone());
-        let plane = Arc::new(Plane::new(budgets(&config.plane), context.metrics.clone()));
+        let (hub, announcer) = Hub::new(settings::room_settings(&config), context.metrics.clone());
+        let registry = Arc::<Registry>::default();
+        let evacuation = Arc::new(Evacuation::new(
+            registry.clone(),
+            watch.clone(),
+            config.shutdown.reconnect_min,
+        ));
+        let plane = Arc::new(Plane::new(settings::budgets(&config.plane), context.metrics.clone()));
         plane.hold(Hold::Startup, "opening the room log");
         Ok(Self {
-            readiness: Arc::new(Readiness::new(watch.clone(), plane.clone())),
+            readiness: Arc::new(Readiness::new(watch.clone(), evacuation.clone(), plane.clone())),
+            evacuation,
             plane,
-            registry: Arc::default(),
+            registry,
             config,
             context,
             public,
@@ -183,6 +193,7 @@ impl Server {
             registry: registry.clone(),
             hub: hub.clone(),
             plane: plane.clone(),
+            evacuation: self.evacuation,
             readiness: readiness.clone(),
             metrics: metrics.clone(),
             shutdown: status.clone(),
@@ -210,8 +221,8 @@ impl Server {
                     async move { handshakes.none().await }
                 }
             },
-            deadlines: deadlines(&config.shutdown),
-            spread: spread(&config.shutdown),
+            deadlines: settings::deadlines(&config.shutdown),
+            spread: settings::spread(&config.shutdown),
             instance_id: instance_id.clone(),
             status,
         };
@@ -228,9 +239,9 @@ impl Server {
             auth,
             metrics,
             phase: watch,
-            settings: connection_settings(&config, instance_id),
+            settings: settings::connection_settings(&config, instance_id),
         });
-        let limit_settings = limit_settings(&config.limits);
+        let limit_settings = settings::limit_settings(&config.limits);
         let front = Front {
             services,
             registry,
@@ -238,7 +249,7 @@ impl Server {
             proxies: TrustedProxies::new(limit_settings.trusted_proxies.clone()),
             handshakes: HandshakeRate::new(limit_settings.handshake_rate, started),
             max_connections: config.server.max_connections,
-            origins: origins(&config),
+            origins: settings::origins(&config),
             pages,
             readiness,
             started,
@@ -285,7 +296,7 @@ async fn open_log(
         lock => lock?,
     };
     plane.hold(Hold::Startup, format!("opening {}", path.display()));
-    let settings = log_settings(config);
+    let settings = settings::log_settings(config);
     let opened = tokio::task::spawn_blocking(move || Embedded::open(lock, &settings, events));
     let log = opened.await.map_err(std::io::Error::other)??;
     tracing::info!(
@@ -321,128 +332,4 @@ fn scrape(metrics: &Metrics, registry: &Arc<Registry>, hub: &Arc<Hub>, plane: &A
         set(&metrics.outgoing_messages_max, queues.max_messages);
         set(&metrics.outgoing_bytes_max, queues.max_bytes);
     });
-}
-
-fn budgets(config: &config::Plane) -> Budgets {
-    Budgets {
-        requests: config.max_held_requests,
-        notifications: config.max_held_notifications,
-        bytes_per_connection: config.max_held_bytes_per_connection,
-        bytes: config.max_held_bytes,
-    }
-}
-
-fn deadlines(config: &config::Shutdown) -> Deadlines {
-    Deadlines {
-        lame_duck: config.lame_duck,
-        stop_accepting: config.stop_accepting,
-        notify: config.notify,
-        drain: config.drain,
-        close: config.close,
-    }
-}
-
-fn spread(config: &config::Shutdown) -> Spread {
-    Spread { min: config.reconnect_min, max: config.reconnect_max, rate: config.reconnect_rate }
-}
-
-fn origins(config: &Config) -> Origins {
-    match (&config.server.allowed_origins, config.auth.mode) {
-        (Some(listed), _) => Origins::Listed(listed.clone()),
-        (None, config::AuthMode::None) => Origins::Same,
-        (None, config::AuthMode::Jwt) => Origins::Any,
-    }
-}
-
-fn auth_settings(config: &config::Auth) -> auth::Settings {
-    auth::Settings {
-        mode: match config.mode {
-            config::AuthMode::Jwt => auth::Mode::Jwt,
-            config::AuthMode::None => auth::Mode::None,
-        },
-        secret: config.secret.as_ref().map(|secret| auth::Secret::new(secret.expose())),
-        secret_file: config.secret_file.clone(),
-        public_key_file: config.public_key_file.clone(),
-        jwks_file: config.jwks_file.clone(),
-        algorithms: config.algorithms.clone(),
-        issuer: config.issuer.iter().cloned().collect(),
-        audience: config.audience.iter().cloned().collect(),
-        leeway: config.leeway,
-        require_exp: config.require_exp,
-        default_access: match config.default_access {
-            config::DefaultAccess::All => auth::DefaultAccess::All,
-            config::DefaultAccess::None => auth::DefaultAccess::None,
-        },
-    }
-}
-
-/// The settings of tokens, for the command that mints them.
-#[must_use]
-pub fn token_settings(config: &Config) -> auth::Settings {
-    auth_settings(&config.auth)
-}
-
-fn limit_settings(config: &config::Limits) -> limits::Settings {
-    limits::Settings {
-        message_rate: config.message_rate,
-        message_burst: config.message_burst,
-        connects_per_minute: config.connects_per_minute,
-        connections_per_address: config.connections_per_address,
-        handshake_rate: config.handshake_rate,
-        trusted_proxies: config.trusted_proxies.clone(),
-    }
-}
-
-fn log_settings(config: &config::RoomLog) -> room_log::Settings {
-    room_log::Settings {
-        retention_age: config.retention_age,
-        retention_bytes: config.retention_bytes,
-        newest_age: config.newest_age,
-        min_free: config.min_free,
-        dedup_window: config.dedup_window,
-    }
-}
-
-fn room_settings(config: &Config) -> rooms::Settings {
-    rooms::Settings {
-        rooms: config.limits.rooms,
-        members_per_room: config.limits.members_per_room,
-        presence_members: config.limits.presence_members,
-        max_frame_out: config.limits.max_frame_out,
-        // What one connection may have waiting is what a room has to keep.
-        tail_bytes: config.outgoing.max_bytes,
-        newest_age: config.room_log.newest_age,
-    }
-}
-
-fn connection_settings(config: &Config, instance_id: Arc<str>) -> connection::Settings {
-    let (limits, outgoing) = (&config.limits, &config.outgoing);
-    connection::Settings {
-        instance_id,
-        max_frame: limits.max_frame,
-        max_frame_out: limits.max_frame_out,
-        position: PositionRules {
-            max_position: limits.max_position,
-            max_future_skew: limits.max_future_skew,
-            accept_null_island: limits.accept_null_island,
-            extra_fields: match limits.extra_fields {
-                config::ExtraFields::Pass => ExtraFields::Pass,
-                config::ExtraFields::Drop => ExtraFields::Drop,
-            },
-        },
-        message_rate: limits.message_rate,
-        message_burst: limits.message_burst,
-        rooms_per_connection: limits.rooms_per_connection,
-        upload_idle: limits.upload_idle,
-        heartbeat_interval: config.heartbeat.interval,
-        heartbeat_timeout: config.heartbeat.timeout,
-        high_water: outgoing.high_water,
-        low_water: outgoing.low_water(),
-        max_bytes: outgoing.max_bytes,
-        max_messages: outgoing.max_messages,
-        slow_timeout: outgoing.slow_timeout,
-        enforce_expiry: config.auth.expiry == config::Expiry::Enforce,
-        expiry_warning: config.auth.expiry_warning,
-        dedup_window: config.room_log.dedup_window,
-    }
 }
