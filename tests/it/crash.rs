@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::fleet::{
     End, Log, Pace, Progress, Publisher, SENTINEL, Style, Subscriber, Uploader, audit, now_millis,
@@ -42,7 +42,7 @@ impl Fleet {
     fn new(every: Duration) -> Self {
         // The fixes are past ones, so that those of a fast publisher are never in the future.
         let base = now_millis() - 3 * 3_600_000;
-        let pace = Pace { every, window: 32, step: 1, base, backlog: 32, late: true };
+        let pace = Pace { every, window: 32, step: 1, base, late: true };
         let publishers = [
             (Style::Keyed, &ROOMS[..1]),
             (Style::Keyed, &ROOMS[..]),
@@ -134,10 +134,16 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_kills() {
     let mut fleet = Fleet::new(every);
     let heard = Arc::new(Notify::new());
     fleet.publishers.iter_mut().for_each(|publisher| publisher.heard = heard.clone());
+    let mut slowest = Duration::ZERO;
     let mut random = fastrand::Rng::new();
     for round in 0..rounds {
         let early = round % EARLY == EARLY - 1;
-        let server = if early { server(&file).spawn() } else { server(&file).start() };
+        let started = Instant::now();
+        let server = server(&file).spawn();
+        if !early {
+            server.wait_for("server.ready");
+            slowest = slowest.max(started.elapsed());
+        }
         let working = tokio::spawn(fleet.sessions(server.public, Arc::default()));
         // The random moment: while it starts and all connect, or under load.
         if !early {
@@ -158,11 +164,12 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_kills() {
     assert!(ends.iter().all(|end| *end == End::Finished), "{ends:?}");
     server.terminate();
     assert_eq!(server.wait().code, Some(0));
-    check(&fleet, &file, rounds, progress);
+    let figures = check(&fleet, &file, rounds);
+    progress.finish(&format!("{figures}; slowest start {slowest:.2?}"));
 }
 
 /// Everything that everybody saw, against the log.
-fn check(fleet: &Fleet, file: &Path, rounds: u64, progress: Progress) {
+fn check(fleet: &Fleet, file: &Path, rounds: u64) -> String {
     let log = Log::read(file);
     let acked: u64 = fleet.publishers.iter().map(|one| log.check_publisher(one)).sum();
     let uploaded: u64 = fleet.uploaders.iter().map(|one| log.check_uploader(one)).sum();
@@ -186,12 +193,12 @@ fn check(fleet: &Fleet, file: &Path, rounds: u64, progress: Progress) {
         "{acked} {uploaded} {compared}"
     );
     assert!(resumes > 0 && repeated > 0 && restarted > 0, "{resumes} {repeated} {restarted}");
-    progress.finish(&format!(
+    format!(
         "{rounds} kills, {acked} positions acknowledged and {uploaded} uploaded, all once in the \
          log of {}; {seqs} seqs, none used twice; {resumes} resumes, 0 resets, {compared} events \
          compared ({passed_over} passed over while lagging); {repeated} repeated after a kill, \
          {recognised} of them recognised; {restarted} uploads restarted, {duplicates} of their \
          positions recognised; 0 lost, 0 doubled",
         log.len(),
-    ));
+    )
 }

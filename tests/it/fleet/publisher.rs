@@ -1,7 +1,7 @@
 //! A vehicle that publishes at a pace, keeps what is not acknowledged, and repeats it on
 //! its next connection (or does not, where that could double it).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,8 +57,6 @@ pub struct Pace {
     pub step: u64,
     /// The time of the first fix, in milliseconds since 1970.
     pub base: u64,
-    /// The most that wait for their place in the window; beyond it none is made.
-    pub backlog: usize,
     /// Whether some fixes are late.
     pub late: bool,
 }
@@ -192,25 +190,30 @@ impl Publisher {
     fn make(&mut self) {
         let (start, first) = *self.clock.get_or_insert((Instant::now(), self.made));
         let due = first + (start.elapsed().as_micros() / self.pace.every.as_micros()) as u64;
-        while self.made < due && self.unacked.len() < self.pace.backlog {
+        while self.made < due && self.unacked.len() < self.pace.window {
             self.unacked.push_back(self.made);
             self.made += 1;
         }
     }
 
-    fn message(&self, serial: u64) -> Value {
+    /// The payload of a position, without rooms and key.
+    pub fn position(&self, serial: u64) -> Value {
         let n = number(self.index, serial);
         let fix = self.pace.base + serial * self.pace.step;
         let fix = if self.is_late(n) { fix - 60_000 } else { fix };
-        let mut payload = json!({
+        json!({
             "latitude": 40.0 + (serial % 1000) as f64 / 1000.0,
             "longitude": 10.0 + self.index as f64 / 1000.0,
             "speed": 13.5,
             "heading": serial % 360,
             "timestamp": fix,
-            "roomId": self.rooms,
             "n": n,
-        });
+        })
+    }
+
+    fn message(&self, serial: u64) -> Value {
+        let mut payload = self.position(serial);
+        payload["roomId"] = json!(self.rooms);
         if matches!(self.style, Style::Keyed | Style::KeyedOnce) {
             payload["key"] = json!(format!("k{serial}"));
         }
@@ -226,15 +229,23 @@ impl Publisher {
         let place = place.unwrap_or_else(|| panic!("acknowledged twice or never sent: {serial}"));
         self.unacked.remove(place);
         self.heard.notify_one();
-        assert_eq!(ack.rooms.len(), self.rooms.len(), "an ack names all rooms: {ack:?}");
+        let rooms = ack.rooms.iter().map(|(room, seq)| (room.clone(), *seq)).collect();
+        self.record(serial, &rooms, ack.duplicate, &ack.late);
+    }
+
+    /// Takes note of an acknowledgement.
+    pub fn record(
+        &mut self,
+        serial: u64,
+        rooms: &BTreeMap<String, u64>,
+        duplicate: bool,
+        late: &[String],
+    ) {
+        assert_eq!(rooms.len(), self.rooms.len(), "an ack names all rooms: {rooms:?}");
         for (index, room) in self.rooms.iter().enumerate() {
-            self.acked.push(Acked {
-                n: number(self.index, serial),
-                room: index,
-                seq: ack.rooms[room],
-                duplicate: ack.duplicate,
-                late: ack.late.contains(room),
-            });
+            let late = late.contains(room);
+            let n = number(self.index, serial);
+            self.acked.push(Acked { n, room: index, seq: rooms[room], duplicate, late });
         }
     }
 }

@@ -62,11 +62,6 @@ impl Subscriber {
         }
     }
 
-    /// Whether it has a place to resume from in every room.
-    pub fn has_joined(&self) -> bool {
-        self.views.iter().all(|view| view.since.is_some())
-    }
-
     /// Watches on one connection until it ends or the sentinel was seen in every room.
     pub async fn session(&mut self, address: SocketAddr) -> End {
         let Some(mut link) = Link::open(address, &self.name).await else {
@@ -78,19 +73,14 @@ impl Subscriber {
         while let Some(Incoming { kind, id, payload }) = link.next().await {
             match kind.as_str() {
                 "location_update" => {
-                    self.view(&payload.room_id).update(&payload);
-                    let now = Instant::now();
-                    let before = self.last_event.replace(now);
-                    let gap = before.map_or(Duration::ZERO, |before| now - before);
-                    self.longest_gap = self.longest_gap.max(gap);
-                    if payload.n == Some(SENTINEL) && self.views.iter().all(|view| view.finished) {
+                    if self.update(&payload.room_id, payload.seq, payload.n.unwrap()) {
                         link.close().await;
                         return End::Finished;
                     }
                 }
                 "room_joined" => {
                     assert!(id.is_some(), "the epoch changed under a live server: {payload:?}");
-                    self.joined(&payload);
+                    self.joined(&payload.room_id, &payload.epoch, payload.seq, payload.recovered);
                 }
                 "lagging" => self.view(&payload.room_id).lagging = Some(payload.from_seq),
                 "caught_up" => self.view(&payload.room_id).caught_up(payload.seq),
@@ -110,22 +100,31 @@ impl Subscriber {
         self.views.iter_mut().find(|view| view.room == room).unwrap()
     }
 
-    fn joined(&mut self, answer: &Payload) {
-        self.epochs.insert(answer.epoch.clone());
-        let view = self.view(&answer.room_id);
-        match (&view.since, answer.recovered) {
+    /// An event came; `true` once the sentinel was seen in every room.
+    pub fn update(&mut self, room: &str, seq: u64, n: u64) -> bool {
+        self.view(room).update(seq, n);
+        let now = Instant::now();
+        let before = self.last_event.replace(now);
+        let gap = before.map_or(Duration::ZERO, |before| now - before);
+        self.longest_gap = self.longest_gap.max(gap);
+        n == SENTINEL && self.views.iter().all(|view| view.finished)
+    }
+
+    /// A room was joined, for the first time or again.
+    pub fn joined(&mut self, room: &str, epoch: &str, seq: u64, recovered: bool) {
+        self.epochs.insert(epoch.to_owned());
+        let view = self.view(room);
+        if view.since.is_some() && recovered {
             // The head in this answer is no resume point: what was missed follows.
-            (Some(_), true) => self.resumes += 1,
-            (before, _) => {
-                let reset = before.is_some();
-                view.since = Some((answer.epoch.clone(), answer.seq));
-                view.start = answer.seq;
-                view.seen.clear();
-                view.lags.clear();
-                view.lagging = None;
-                self.resets += u64::from(reset);
-            }
+            self.resumes += 1;
+            return;
         }
+        let reset = view.since.replace((epoch.to_owned(), seq)).is_some();
+        view.start = seq;
+        view.seen.clear();
+        view.lags.clear();
+        view.lagging = None;
+        self.resets += u64::from(reset);
     }
 }
 
@@ -136,17 +135,12 @@ impl View {
         json!({ "type": "join_room", "id": id, "payload": payload })
     }
 
-    fn update(&mut self, event: &Payload) {
-        let n = event.n.unwrap();
-        let (_, seq) = self.since.as_mut().expect("an event before room_joined");
-        assert!(
-            event.seq > *seq,
-            "{}: {} after {seq}: an event came twice or out of order",
-            self.room,
-            event.seq
-        );
-        *seq = event.seq;
-        self.seen.push((event.seq, n));
+    fn update(&mut self, seq: u64, n: u64) {
+        let room = &self.room;
+        let (_, last) = self.since.as_mut().expect("an event before room_joined");
+        assert!(seq > *last, "{room}: {seq} after {last}: an event came twice or out of order");
+        *last = seq;
+        self.seen.push((seq, n));
         self.finished |= n == SENTINEL;
     }
 
