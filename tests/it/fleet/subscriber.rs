@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::Link;
-use super::link::{End, Incoming, Payload};
+use super::link::{End, Incoming};
 
 /// The number of the position that ends a test: whoever has seen it has seen everything.
 pub const SENTINEL: u64 = 1 << 52;
