@@ -172,6 +172,13 @@ impl Admitted {
         self
     }
 
+    /// The message that its error is about, where that is a later one of the request.
+    #[must_use]
+    pub fn of(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
     /// Hands the answer to the outgoing queue; the request is done then.
     pub fn answer(mut self, text: &str) {
         self.finish(text);

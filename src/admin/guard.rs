@@ -88,7 +88,7 @@ impl Guard {
     /// Whether `request` from `peer` may change something.
     ///
     /// # Errors
-    /// [`GuardRefusal`] otherwise.
+    /// `GuardRefusal` otherwise.
     pub fn check<B>(&self, peer: SocketAddr, request: &Request<B>) -> Result<(), GuardRefusal> {
         let headers = request.headers();
         if headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site") {

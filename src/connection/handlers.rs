@@ -37,8 +37,9 @@ impl Session {
     pub(super) fn malformed(&mut self, error: &EnvelopeError) {
         let kind = error.kind.as_deref();
         self.count_refused(MessageType::of(kind.unwrap_or_default()), error.error.code());
-        if self.spend_rate().is_ok() || error.id.is_some() {
-            self.complain_to(error.id.as_ref(), kind, &error.error);
+        match self.limited(Rate::Due) {
+            Ok(()) => self.complain_to(error.id.as_ref(), kind, &error.error),
+            Err((limited, _)) => self.complain_to(error.id.as_ref(), kind, limited.wire()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Connections: one task owns one socket, and everything of its session.
 //!
 //! [`registry`] knows all of them, [`handle`] is what the rest of the process may ask of
-//! one, [`task`] is the owner task, [`session`] and [`handlers`] react to messages.
+//! one, `task` is the owner task, [`session`] and `handlers` react to messages.
 
 pub mod handle;
 mod handlers;

@@ -76,7 +76,7 @@ impl Session {
                     Err(error) => {
                         self.bury(upload.id.clone());
                         if let Some(admitted) = upload.abandon() {
-                            admitted.fail(error, None);
+                            admitted.of(envelope.kind).fail(error, None);
                         }
                     }
                 }
@@ -211,11 +211,8 @@ impl Session {
                 for room in rooms {
                     match self.rooms.get(room) {
                         Some(member) if member.mode.publishes() => {}
-                        Some(_) => {
-                            let text = "This connection has joined the room only to subscribe.";
-                            return Err(HandlerError::forbidden(text).with_room(room.as_str()));
-                        }
-                        None => return Err(HandlerError::not_joined(room.as_str())),
+                        // Joined, but not for publishing, is not joined for this.
+                        _ => return Err(HandlerError::not_joined(room.as_str())),
                     }
                 }
                 rooms.to_vec()

@@ -134,7 +134,25 @@ impl Registered {
     pub(crate) fn set_drained(&self) {
         if self.handle.advance(Progress::Drained) {
             self.registry.tally.drained.fetch_add(1, Ordering::Relaxed);
+            // Its close frame follows, now or later.
+            self.registry.tally.closing.fetch_add(1, Ordering::AcqRel);
             self.settle();
+        }
+    }
+
+    /// Takes what does not belong into the report out of the tally again.
+    fn uncount(&self) {
+        let tally = &self.registry.tally;
+        match self.handle.progress() {
+            Progress::Open => {}
+            // It went in an evacuation, before any shutdown.
+            _ if self.registry.tally_if_stopping().is_none() => {
+                one_less(&tally.drained);
+                one_less(&tally.closing);
+            }
+            // It left before its close frame.
+            Progress::Drained => one_less(&tally.closing),
+            Progress::Closing | Progress::Terminated => {}
         }
     }
 
@@ -147,11 +165,17 @@ impl Registered {
 
     /// Notes that the shutdown's close frame is on its way.
     pub(crate) fn set_closing(&self) {
+        let counted = self.handle.progress() == Progress::Drained;
         if self.handle.advance(Progress::Closing) {
-            self.registry.tally.closing.fetch_add(1, Ordering::Relaxed);
+            self.registry.tally.closing.fetch_add(u64::from(!counted), Ordering::AcqRel);
             self.settle();
         }
     }
+}
+
+fn one_less(counter: &AtomicU64) {
+    // Never below zero; an error means that it is zero.
+    let _ = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
 }
 
 impl Drop for Registered {
@@ -161,6 +185,7 @@ impl Drop for Registered {
             if self.handle.settle() {
                 self.registry.undrained.fetch_sub(1, Ordering::AcqRel);
             }
+            self.uncount();
             self.handle.set_gone();
             self.registry.live.fetch_sub(1, Ordering::AcqRel);
             self.registry.changed.notify_waiters();
@@ -242,8 +267,19 @@ impl Registry {
         &self.tally
     }
 
-    /// From now on what becomes of connections is counted.
+    /// From now on what becomes of connections is counted. What an evacuation gave up before
+    /// is not.
     pub fn begin_tally(&self) {
+        let tally = &self.tally;
+        for counter in [
+            &tally.terminated,
+            &tally.messages_dropped,
+            &tally.bytes_dropped,
+            &tally.kernel_unacked_bytes,
+        ] {
+            counter.store(0, Ordering::Release);
+        }
+        self.given_up.lock().clear();
         self.tallying.store(true, Ordering::Release);
     }
 

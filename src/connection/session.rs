@@ -1,6 +1,6 @@
 //! The state of one session: identity, rooms, rates, and what is still open of it.
 //!
-//! It reacts to decoded messages through [`super::handlers`]; it never touches the socket.
+//! It reacts to decoded messages through `handlers`; it never touches the socket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -42,6 +42,8 @@ const ROUNDS: usize = 16;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a connection that the kernel takes nothing from is looked at, in ms.
 const BLOCKED_CHECK: u64 = 250;
+/// Bytes on their way that may be nothing but pings.
+const PINGS: u64 = 64;
 /// What tungstenite allocates for reading, and the step in which it copies.
 const DECODE_BUFFER: usize = 1024;
 /// What is read from a socket at once; one buffer per worker thread.
@@ -280,12 +282,22 @@ impl Connection {
         if orders.has(Order::Drain) && !self.draining {
             self.draining = true;
             self.handle().queue.set_mark();
+            if matches!(self.stage, Stage::Closing(_) | Stage::PeerClosed) {
+                // Being closed for another reason: nothing of it is to be waited for.
+                self.registered.set_drained();
+            }
         }
         if orders.has(Order::Finish) && matches!(self.stage, Stage::Open | Stage::Finishing) {
             let dropped = self.batch.drop_events();
             self.registered.registry().tally().dropped(dropped);
             self.close(Close::ShuttingDown, now);
             self.last_try = true;
+        }
+        if orders.has(Order::Finish)
+            && let Stage::Closing(close) = self.stage
+            && close != Close::ShuttingDown
+        {
+            self.give_up(End::closed(close));
         }
         if orders.has(Order::Terminate) {
             self.give_up(End::closed(Close::ShuttingDown));
@@ -685,9 +697,11 @@ impl Connection {
             next = next.min(deadline);
         }
 
-        let acknowledged = self.handle().socket.acknowledged();
-        if acknowledged > self.last_acknowledged {
-            self.last_acknowledged = acknowledged;
+        let socket = &self.handle().socket;
+        let acknowledged = socket.acknowledged();
+        // A peer that reads slowly is alive. That its kernel takes a ping says nothing.
+        let reads = self.batch.bytes() > 0 || socket.unacknowledged() > PINGS;
+        if std::mem::replace(&mut self.last_acknowledged, acknowledged) < acknowledged && reads {
             self.last_progress = now;
         }
         let alive = self.last_received.max(self.last_progress);
@@ -796,6 +810,11 @@ impl Drop for Connection {
             session.end(end.leave);
         }
         let client = handle.client.as_ref().map_or("", |client| client.as_str());
+        let Some(session) = &self.session else {
+            // It was never opened: that it was refused has been told.
+            self.services.metrics.connections_closed.get(end.code.into()).inc();
+            return;
+        };
         ConnectionClosed {
             session_id: &handle.session_id,
             client_id: client,
@@ -804,7 +823,7 @@ impl Drop for Connection {
             reason: &end.reason,
             initiator: end.initiator,
             duration: self.opened.elapsed(),
-            messages_in: self.session.as_ref().map_or(0, |session| session.messages_in),
+            messages_in: session.messages_in,
             messages_out: self.messages_out,
         }
         .emit(&self.services.metrics);

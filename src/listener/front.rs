@@ -167,7 +167,7 @@ impl Front {
         };
         if let Entry::Refused(close) = &entry {
             let because = because(*close);
-            HandshakeRefused { reason: because, status: 101, peer: &socket.peer() }
+            HandshakeRefused { reason: because, status: close.code(), peer: &socket.peer() }
                 .emit(&self.services.metrics);
         }
         let client = match &entry {

@@ -170,6 +170,8 @@ impl Listener {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.handshake_timeout)
+            // Who has sent its whole request and says so still gets its answer.
+            .half_close(true)
             .max_buf_size(MAX_HEAD)
             .max_headers(MAX_HEADERS)
             .serve_connection(TokioIo::new(socket.clone()), service)

@@ -51,7 +51,7 @@ pub enum Start {
     After(u64),
 }
 
-/// The state of a feed, reached through [`Feed::lock`].
+/// The state of a feed, reached through [`Feed::with`].
 #[derive(Debug)]
 pub struct FeedState {
     pub(super) tail: Tail,

@@ -63,7 +63,12 @@ pub(super) fn walk(seat: &mut Seat, room: &Room<'_>, batch: &mut Batch, budget: 
         let own = Some(seat.queue.conn());
         let position =
             room.newest.since(from).find(|newest| newest.sender.is_none() || newest.sender != own);
-        let Ok(other) = room.tail.next_other(from) else { return Walked::Lost };
+        let other = match room.tail.next_other(from) {
+            Ok(other) => other,
+            Err(_) if seat.events == Events::All => return Walked::Lost,
+            // It gets none of them anyway.
+            Err(_) => None,
+        };
         let other = other.filter(|entry| entry.at().index < end.index);
         let position = position.filter(|newest| newest.index < end.index);
         match (position, other) {

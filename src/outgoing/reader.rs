@@ -5,8 +5,11 @@ use super::batch::Batch;
 use super::feed::{Feed, FeedState};
 use super::ladder::{self, Walked};
 use super::queue::Backlog;
-use super::seat::{Pace, Replay, Seat};
+use super::seat::{Events, Pace, Replay, Seat};
 use super::tail::{EntryKind, Tail};
+
+/// More bytes than any configured limit.
+const OVER_EVERY_LIMIT: u64 = 1 << 40;
 
 /// How reading a seat ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +116,13 @@ impl Feed {
         let Some(seat) = state.seats.get(id as usize) else { return Backlog::default() };
         match (&seat.replay, seat.pace) {
             (Some(_), _) => Backlog::default(),
+            // What it may not skip is not held any more: that is over every limit.
+            (None, Pace::Newest { .. })
+                if seat.events == Events::All
+                    && state.tail.next_other(seat.cursor.index).is_err() =>
+            {
+                Backlog { messages: 1, bytes: OVER_EVERY_LIMIT }
+            }
             (None, Pace::Newest { .. }) => ladder::others(seat, &self.ladder_room(&state)),
             (None, Pace::Full) => full_lag(seat, &state.tail),
         }

@@ -289,8 +289,8 @@ async fn open_log(
     let lock = match Lock::acquire(&path, LOCK_GLANCE.min(config.lock_wait)).await {
         Err(LockError::Held { .. }) => {
             let text = format!("waiting for the lock on {}", path.display());
+            plane.hold(Hold::Startup, text.clone());
             tracing::info!(event = "room_log.waiting", "room log: {text}");
-            plane.hold(Hold::Startup, text);
             Lock::acquire(&path, config.lock_wait.saturating_sub(LOCK_GLANCE)).await?
         }
         lock => lock?,

@@ -276,18 +276,12 @@ where
             .into_iter()
             .filter(|handle| handle.progress() == Progress::Open)
             .collect();
-        let closing = registry.tally().closing.load(Ordering::Acquire) + self.yet_to_close();
+        let closing = registry.tally().closing.load(Ordering::Acquire);
         let began = self.enter_with(Phase::Close, deadlines.close, closing);
         self.terminate(&undrained);
         let closed = self.close().await;
         self.took(began, |times| &mut times.close);
         self.finish(closed).await
-    }
-
-    /// Drained clients whose close frame is still to come.
-    fn yet_to_close(&self) -> u64 {
-        let drained = |handle: &&Arc<Handle>| handle.progress() == Progress::Drained;
-        self.coordinator.registry.handles().iter().filter(drained).count() as u64
     }
 
     fn notify(&self, handles: Vec<Arc<Handle>>) {

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -45,13 +46,16 @@ pub fn install(
     reload: impl Fn() + Send + Sync + 'static,
 ) -> io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let reload = Arc::new(reload);
     tokio::spawn(async move {
         while let Some(signal) = signals.next().await {
             let trigger = match signal {
                 SIGTERM => Trigger::Sigterm,
                 SIGINT => Trigger::Sigint,
                 _ => {
-                    reload();
+                    // It reads files: a disk that hangs must not keep the next signal waiting.
+                    let reload = reload.clone();
+                    tokio::task::spawn_blocking(move || reload());
                     continue;
                 }
             };

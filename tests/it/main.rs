@@ -6,8 +6,23 @@
     unreachable_pub,
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "these tests watch real processes by the real clock, mostly from plain threads"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::needless_pass_by_value,
+    clippy::must_use_candidate,
+    reason = "a helper that is wrong fails its test"
+)]
+#![allow(unreachable_pub, reason = "`pub` says what the modules share")]
 
+mod admin;
 mod bad_input;
+mod commands;
 mod container;
 mod control_frames;
 mod crash;
@@ -16,6 +31,7 @@ mod deploy;
 mod drain;
 mod fleet;
 mod floors;
+#[allow(dead_code, reason = "what tests may need, not only what they need today")]
 mod harness;
 mod limits;
 mod old_gateway;

@@ -1,9 +1,10 @@
 //! Peers that keep to the letter and are a nuisance: slow, deaf, or endless.
 
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::Bench;
 use super::peer::Got;

@@ -114,7 +114,7 @@ fn what_closes_the_connection() {
         peer.send(&json!({ "type": "ping", "id": "before" }));
         // The server may close while this is still being written.
         let _ = std::io::Write::write_all(&mut peer.stream, &bytes);
-        let got = peer.to_end();
+        let got = peer.until_end();
         let end = [Got::close(code, reason)];
         let before =
             got.first().is_some_and(|got| matches!(got, Got::Message(m) if m["id"] == "before"));
@@ -217,7 +217,7 @@ fn connections_that_end_in_the_middle() {
     // Only the sending half is over: an end of stream is an end.
     let mut peer = bench.peer();
     peer.stream.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(peer.to_end(), [Got::End]);
+    assert_eq!(peer.until_end(), [Got::End]);
     drop(peer);
     bench.check("half a close");
     bench.finish();

@@ -284,3 +284,78 @@ fn tokens() {
     run(&mut bench, rows);
     bench.finish();
 }
+
+#[test]
+fn history_and_uploads() {
+    let mut bench = Bench::start();
+    let in_room = |more: &str| format!(r#"{{"roomId":"r"{more}}}"#);
+    let mut rows = Vec::new();
+    for payload in ["5", "[]", r#""r""#] {
+        rows.push(wrong("history", payload, "payload"));
+    }
+    rows.push(wrong("history", "{}", "roomId"));
+    for limit in ["0", "-1", "10001", "1.5", r#""5""#, "1e999", "true", "{}"] {
+        rows.push(wrong("history", &in_room(&format!(r#","limit":{limit}"#)), "limit"));
+    }
+    for time in [r#""yesterday""#, "true", "1.5", "{}", "1e999", r#""2026-01-01T00:00:00""#] {
+        for field in ["from", "to"] {
+            rows.push(wrong("history", &in_room(&format!(r#","{field}":{time}"#)), field));
+        }
+    }
+    let long = format!("{:?}", "c".repeat(10_000));
+    for cursor in ["5", "{}", r#""nonsense""#, r#""\ud800""#, &long] {
+        rows.push(wrong("history", &in_room(&format!(r#","cursor":{cursor}"#)), "cursor"));
+    }
+    rows.push(wrong("history", &in_room(r#","vehicleId":"""#), "vehicleId"));
+    for (field, value) in
+        [("roomId", "5"), ("roomId", r#""""#), ("vehicleId", "[]"), ("vehicleId", r#""a\nb""#)]
+    {
+        rows.push(wrong("backfill_begin", &format!(r#"{{"{field}":{value}}}"#), field));
+    }
+    let join = |peer: &mut Peer| {
+        peer.send(&json!({ "type": "join_room", "id": "j", "payload": { "roomId": "r" } }));
+        peer.recv_where(|message| message["id"] == "j");
+    };
+    run_prepared(&mut bench, rows, join);
+
+    // A chunk that is none ends its upload: that is the one answer.
+    let mut peer = bench.peer();
+    join(&mut peer);
+    for positions in [json!(5), json!({}), json!("x"), Value::Null, json!(vec![0; 501])] {
+        let chunk = json!({ "positions": positions });
+        peer.send(&json!({ "type": "backfill_begin", "id": "u", "payload": { "roomId": "r" } }));
+        peer.send(&json!({ "type": "backfill_chunk", "id": "u", "payload": chunk }));
+        peer.send(&json!({ "type": "backfill_end", "id": "u" }));
+        let error = peer.recv();
+        assert_eq!(error["id"], "u", "{error}");
+        assert_eq!(error["payload"]["code"], "VALIDATION_ERROR", "{error}");
+        assert_eq!(error["payload"]["field"], "positions", "{error}");
+        peer.send(&json!({ "type": "ping", "id": "next" }));
+        assert_eq!(peer.recv()["id"], "next", "exactly one answer");
+        bench.check("a chunk that is none");
+    }
+    peer.send(&json!({ "type": "backfill_begin", "id": "u", "payload": { "roomId": "r" } }));
+    // What is wrong in one position is told for that one.
+    let positions = json!([
+        { "latitude": 1, "longitude": 1, "timestamp": 1_767_225_600_000_i64 },
+        { "latitude": 91, "longitude": 1 },
+        5,
+        { "latitude": 0, "longitude": 0 },
+        { "latitude": 1, "longitude": 1, "x": "y".repeat(600) },
+    ]);
+    peer.send(
+        &json!({ "type": "backfill_chunk", "id": "u", "payload": { "positions": positions } }),
+    );
+    peer.send(&json!({ "type": "backfill_end", "id": "u" }));
+    let result =
+        peer.recv_where(|message| message["id"] == "u" && message["type"] != "backfill_progress");
+    assert_eq!(result["type"], "backfill_result", "{result}");
+    assert_eq!(result["payload"]["accepted"], 1, "{result}");
+    assert_eq!(result["payload"]["rejectedTotal"], 4, "{result}");
+    let rejected = result["payload"]["rejected"].as_array().unwrap();
+    let indices: Vec<&Value> = rejected.iter().map(|one| &one["index"]).collect();
+    assert_eq!(indices, [1, 2, 3, 4]);
+    drop(peer);
+    bench.check("an upload with bad positions");
+    bench.finish();
+}

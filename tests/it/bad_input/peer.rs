@@ -2,9 +2,9 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::harness::{PATIENCE, raw};
 
@@ -93,7 +93,7 @@ impl Peer {
     }
 
     /// Everything until the close frame or the end.
-    pub(super) fn to_end(&mut self) -> Vec<Got> {
+    pub(super) fn until_end(&mut self) -> Vec<Got> {
         let mut all = Vec::new();
         loop {
             let got = self.recv_raw();

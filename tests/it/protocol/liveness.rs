@@ -93,6 +93,9 @@ async fn who_reads_nothing_for_too_long_is_closed_with_4008() {
     let server = small_queues().set("outgoing.slow_timeout", "1s").start();
     let mut witness = Client::connect(&server, "witness").await;
     witness.join("r").await;
+    let witness = tokio::spawn(async move {
+        witness.recv_where(|m| m["payload"]["vehicleId"] == "last").await;
+    });
     let stream = deaf(&server, "slow");
     let mut vehicle = Client::connect(&server, "bus").await;
     vehicle.join("r").await;
@@ -105,7 +108,7 @@ async fn who_reads_nothing_for_too_long_is_closed_with_4008() {
     assert_eq!((&line["code"], &line["initiator"]), (&json!(4008), &json!("server")), "{line}");
     // Nobody else has noticed: the witness has them all.
     vehicle.publish(position_with(json!({ "vehicleId": "last" }))).await;
-    witness.recv_where(|m| m["payload"]["vehicleId"] == "last").await;
+    witness.await.unwrap();
 }
 
 /// Reads to the close frame.
@@ -207,4 +210,30 @@ async fn too_many_events_that_cannot_be_left_out_close_with_4008() {
     }
     let end = tokio::task::spawn_blocking(move || to_close(stream)).await.unwrap();
     assert_eq!(end, Some((4008, "slow consumer".to_owned())));
+}
+
+/// A peer that is gone without a word: nothing is received from it, and nothing that is
+/// sent to it is taken.
+#[tokio::test]
+async fn a_dead_peer_is_given_up_and_its_room_told_why() {
+    let server = Server::builder()
+        .set("limits.message_rate", 0)
+        .set("outgoing.kernel_buffer", "4KiB")
+        .set("outgoing.slow_timeout", "120s")
+        .set("heartbeat.interval", "500ms")
+        .set("heartbeat.timeout", "6s")
+        .start();
+    let _stream = deaf(&server, "dead");
+    let mut witness = Client::connect(&server, "witness").await;
+    witness.join("r").await;
+    let mut vehicle = Client::connect(&server, "bus").await;
+    vehicle.join("r").await;
+    publish_until(&server, &mut vehicle, WAITING, 100_000.0).await;
+    let left = witness.recv_type("member_left").await;
+    assert_eq!(left["payload"]["members"], json!(["dead"]), "{left}");
+    assert_eq!(left["payload"]["reason"], "timeout", "{left}");
+    let line = server.wait_for("connection.closed");
+    assert_eq!(line["client_id"], "dead", "{line}");
+    assert_eq!((&line["code"], &line["initiator"]), (&json!(1006), &json!("server")), "{line}");
+    assert!(line["duration_ms"].as_u64().unwrap() >= 6000, "{line}");
 }

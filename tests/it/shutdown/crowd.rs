@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::peer::{Got, Peer, going_away, notices};
-use super::{EARLY_MS, assert_figures, clean_end, usual_lines};
+use super::{EARLY_MS, assert_figures, clean_end, report, usual_lines, wait_within_bound};
 use crate::harness::Server;
 
 const CLIENTS: usize = 5000;
@@ -18,8 +18,13 @@ fn five_thousand_clients_leave_together() {
         .set("limits.handshake_rate", 0)
         .set("server.max_connections", 2 * CLIENTS)
         .start();
-    let mut peers: Vec<Peer> =
-        (0..CLIENTS).map(|n| Peer::connect(&server, &format!("c{n}"))).collect();
+    let mut peers: Vec<Peer> = (0..CLIENTS)
+        .map(|n| {
+            let mut peer = Peer::connect(&server, &format!("c{n}"));
+            peer.wait_for(|message| message["type"] == "welcome");
+            peer
+        })
+        .collect();
     let share = CLIENTS.div_ceil(THREADS);
     let (sender, waits) = mpsc::channel();
     let signalled = thread::scope(|scope| {
@@ -65,6 +70,37 @@ fn five_thousand_clients_leave_together() {
     assert_eq!(waits.iter().max(), Some(&(10_000 + 5 * (clients - 1))));
     let closes = server.all_lines().iter().filter(|l| l["event"] == "connection.closed").count();
     assert_eq!(closes, CLIENTS);
+}
+
+/// At most a hundred lines about single clients, then one for the rest.
+#[test]
+fn many_that_never_answer_are_summed_up() {
+    const MUTE: usize = 130;
+    let mut server = Server::start();
+    let mut peers: Vec<Peer> =
+        (0..MUTE).map(|n| Peer::connect(&server, &format!("m{n}"))).collect();
+    let signalled = server.terminate();
+    for peer in &mut peers {
+        assert_eq!(peer.read_to_close().1, going_away());
+    }
+    let exit = wait_within_bound(&mut server, signalled);
+    assert_eq!(exit.code, Some(1));
+    let mut lines = usual_lines(MUTE);
+    lines.truncate(4);
+    lines.extend(vec!["shutdown: client terminated".to_owned(); 100]);
+    lines.push("shutdown: 30 more clients terminated".to_owned());
+    lines.push("shutdown: force exit".to_owned());
+    assert_eq!(server.shutdown_messages(), lines);
+    let named: HashSet<String> = server
+        .shutdown_lines()
+        .iter()
+        .filter_map(|line| line["client_id"].as_str().map(str::to_owned))
+        .collect();
+    assert_eq!(named.len(), 100, "each once");
+    assert_figures(
+        &report(&server),
+        &[("unacked_close", MUTE as u64), ("drained", MUTE as u64), ("acked", 0)],
+    );
 }
 
 /// A descriptor for each client, here and (inherited) in the server.

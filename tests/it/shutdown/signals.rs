@@ -1,10 +1,12 @@
 //! What asks for the stop, how often, and when.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 
-use super::peer::{Peer, going_away, notices};
+use super::peer::{Got, Peer, going_away, notices};
 use super::{admin, assert_figures, clean_end, http, report, usual_lines, wait_within_bound};
 use crate::harness::{PATIENCE, Server};
 
@@ -95,9 +97,19 @@ fn sigterm_during_start_up() {
     second.wait_for("room_log.waiting");
     let (status, body) = admin(&second, "GET", "/readyz");
     assert_eq!((status, body["reason"].as_str()), (503, Some("startup")), "{body}");
+    // The listener is open during start-up; what is asked for is held, and never starts.
+    let mut early = Peer::connect(&second, "early");
+    let id = early.ask("join_room", json!({ "roomId": "north" }));
+    assert_eq!(early.request("ping", json!({}))["type"], "pong");
     let signalled = second.terminate();
+    let messages = early.leave_well();
+    assert_eq!(notices(&messages), 1);
+    let answers: Vec<_> = messages.iter().filter(|message| message["id"] == id).collect();
+    assert_eq!(answers.len(), 1, "{messages:#?}");
+    assert_eq!(answers[0]["payload"]["code"], "SERVER_DRAINING", "{answers:#?}");
     let report = clean_end(&mut second, signalled);
-    assert_eq!(second.shutdown_messages(), usual_lines(0));
+    assert_eq!(second.shutdown_messages(), usual_lines(1));
+    assert_figures(&report, &[("requests_refused", 1), ("drained", 1), ("acked", 1)]);
     assert!(second.all_lines().iter().all(|line| line["event"] != "server.ready"));
     assert!(report["duration_ms"].as_u64().unwrap() < super::EARLY_MS, "{report:#}");
 
@@ -133,6 +145,70 @@ fn the_admin_port_stops_as_sigterm_does() {
     assert!(server.shutdown_lines().iter().all(|line| line["signal"] == "admin"));
 }
 
+/// The evacuation notices one a second; the signal comes with the second notice.
+#[test]
+fn sigterm_takes_an_evacuation_over() {
+    let mut server = Server::start();
+    let peers: Vec<_> = ["a", "b", "c"].map(|name| Peer::connect(&server, name)).into();
+    let (noticed, notice) = std::sync::mpsc::channel();
+    let (sender, ends) = std::sync::mpsc::channel();
+    let (first, stopping) = (AtomicBool::new(true), AtomicBool::new(false));
+    let signalled = std::thread::scope(|scope| {
+        for mut peer in peers {
+            let (noticed, sender) = (noticed.clone(), sender.clone());
+            let (first, stopping) = (&first, &stopping);
+            scope.spawn(move || {
+                let one = peer.wait_for(|message| message["type"] == "server_shutting_down");
+                let is_first = first.swap(false, Ordering::AcqRel);
+                noticed.send(()).unwrap();
+                let (messages, end) = peer.read_to_close();
+                assert_eq!(end, going_away());
+                assert_eq!(notices(&messages), 0, "a second notice: {messages:#?}");
+                // The others stay until the signal has come.
+                while !is_first && !stopping.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                peer.acknowledge();
+                assert_eq!(peer.next(), Got::End);
+                sender.send(one["payload"]["reason"].as_str().unwrap().to_owned()).unwrap();
+            });
+        }
+        assert_eq!(admin(&server, "POST", "/drain?rate=1").0, 200);
+        notice.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(ends.recv_timeout(PATIENCE).unwrap(), "drain");
+        server.wait_for("connection.closed");
+        notice.recv_timeout(PATIENCE).unwrap();
+        let signalled = server.terminate();
+        server.wait_for("shutdown.stop_accepting");
+        assert_eq!(admin(&server, "POST", "/drain?rate=1").0, 409);
+        stopping.store(true, Ordering::Release);
+        signalled
+    });
+    let mut ends: Vec<String> = ends.try_iter().collect();
+    ends.sort();
+    assert_eq!(ends, ["drain", "shutdown"]);
+    let report = clean_end(&mut server, signalled);
+    // The one that was gone is no part of it.
+    let figures = ["clients_at_start", "drained", "acked"].map(|figure| (figure, 2));
+    assert_figures(&report, &figures);
+    let lines = server.shutdown_messages();
+    assert_eq!(lines.len(), 5, "{lines:#?}");
+    assert_eq!(lines[3], "shutdown: closing 2 clients");
+}
+
+#[test]
+fn an_evacuation_that_is_over_leaves_nothing_to_the_shutdown() {
+    let mut server = Server::start();
+    let mut peer = Peer::connect(&server, "a");
+    assert_eq!(admin(&server, "POST", "/drain?rate=100").0, 200);
+    assert_eq!(notices(&peer.leave_well()), 1);
+    server.wait_for("connection.closed");
+    let signalled = server.terminate();
+    let report = clean_end(&mut server, signalled);
+    assert_eq!(server.shutdown_messages(), usual_lines(0));
+    assert_figures(&report, &[("clients_at_start", 0), ("notified", 0), ("drained", 0)]);
+}
+
 #[test]
 fn sighup_and_sigpipe_are_no_stop() {
     let mut server = Server::start();
@@ -147,6 +223,45 @@ fn sighup_and_sigpipe_are_no_stop() {
     peer.leave_well();
     clean_end(&mut server, signalled);
     assert_eq!(server.shutdown_messages(), usual_lines(1));
+}
+
+/// Keys are read again at SIGHUP; a file that hangs (a dead network disk; here a pipe) must
+/// not keep the next signal waiting.
+#[test]
+fn a_reload_that_hangs_does_not_keep_the_server_from_stopping() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    std::fs::write(&file, "0123456789012345678901234567890123456789").unwrap();
+    let mut server =
+        Server::builder().set("auth.mode", "jwt").set("auth.secret_file", file.display()).start();
+    server.signal(Signal::HUP);
+    server.wait_for("auth.reloaded");
+    std::fs::remove_file(&file).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file).status().unwrap();
+    assert!(made.success());
+    server.signal(Signal::HUP);
+    wait_for_reader(&file);
+    let signalled = server.terminate();
+    clean_end(&mut server, signalled);
+    assert_eq!(server.shutdown_messages(), usual_lines(0));
+}
+
+/// Waits until somebody hangs in opening the pipe `file`: then it can be opened for writing
+/// without waiting. Nothing is written, and it stays open.
+fn wait_for_reader(file: &std::path::Path) {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let deadline = Instant::now() + PATIENCE;
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).custom_flags(libc::O_NONBLOCK);
+    loop {
+        if let Ok(pipe) = options.open(file) {
+            // Leaked: at its end the reader would go on.
+            std::mem::forget(pipe);
+            return;
+        }
+        assert!(Instant::now() < deadline, "nobody reads the keys");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
