@@ -3,7 +3,6 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    unreachable_pub,
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 #![allow(
