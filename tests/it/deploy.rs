@@ -109,7 +109,10 @@ async fn watch(mut subscriber: Subscriber, service: Arc<Service>) -> Subscriber 
             Event::Joined(joined) => {
                 subscriber.joined(ROOM, &joined.epoch, joined.seq, joined.recovered);
             }
-            event @ (Event::Gap { .. } | Event::Lagging(_) | Event::Left { .. }) => {
+            // On a busy machine a reader may be slow; it is held to what it was told.
+            Event::Lagging(told) => subscriber.lagging(ROOM, told.from_seq),
+            Event::CaughtUp(told) => subscriber.caught_up(ROOM, told.seq),
+            event @ (Event::Gap { .. } | Event::Left { .. }) => {
                 panic!("{}: {event:?}", subscriber.name);
             }
             _ => {}
@@ -203,11 +206,11 @@ fn check(
     assert_eq!(log.len() as u64, made + 1, "and nothing else but the sentinel is in the log");
     audit::check_seqs(vehicles, subscribers);
     audit::check_epochs(subscribers);
-    let mut compared = 0;
+    let (mut compared, mut passed_over) = (0, 0);
     for subscriber in subscribers {
-        let (seen, passed_over) = log.check_subscriber(subscriber);
-        assert_eq!(passed_over, 0, "{} was slow", subscriber.name);
+        let (seen, passed) = log.check_subscriber(subscriber);
         compared += seen;
+        passed_over += passed;
     }
     let resumes: u64 = subscribers.iter().map(|one| one.resumes).sum();
     assert!(resumes >= size.restarts, "{resumes}");
@@ -216,7 +219,7 @@ fn check(
     let recognised = vehicles.iter().flat_map(|vehicle| &vehicle.acked);
     let recognised = recognised.filter(|acked| acked.duplicate).count();
     progress.finish(&format!(
-        "{} restarts, {} vehicles at {RATE}/s, {} subscribers: {made} positions, all acknowledged          and once in the log ({recognised} of them acknowledged as a repetition); {compared} events compared,          {resumes} resumes, 0 resets, 0 lost, 0 doubled; longest gap of any subscriber {:.2?},          median of their longest {:.2?}",
+        "{} restarts, {} vehicles at {RATE}/s, {} subscribers: {made} positions, all acknowledged          and once in the log ({recognised} of them acknowledged as a repetition); {compared} events compared ({passed_over} passed over for newer ones while lagging),          {resumes} resumes, 0 resets, 0 lost, 0 doubled; longest gap of any subscriber {:.2?},          median of their longest {:.2?}",
         size.restarts,
         size.vehicles,
         size.subscribers,

@@ -82,8 +82,8 @@ impl Subscriber {
                     assert!(id.is_some(), "the epoch changed under a live server: {payload:?}");
                     self.joined(&payload.room_id, &payload.epoch, payload.seq, payload.recovered);
                 }
-                "lagging" => self.view(&payload.room_id).lagging = Some(payload.from_seq),
-                "caught_up" => self.view(&payload.room_id).caught_up(payload.seq),
+                "lagging" => self.lagging(&payload.room_id, payload.from_seq),
+                "caught_up" => self.caught_up(&payload.room_id, payload.seq),
                 "server_shutting_down" => come_back = Some(payload.come_back()),
                 "error" if payload.code == "SERVER_DRAINING" => {}
                 "snapshot" | "member_joined" | "member_left" | "members_changed" => {}
@@ -116,6 +116,7 @@ impl Subscriber {
         let view = self.view(room);
         if view.since.is_some() && recovered {
             // The head in this answer is no resume point: what was missed follows.
+            view.link_lost();
             self.resumes += 1;
             return;
         }
@@ -125,6 +126,16 @@ impl Subscriber {
         view.lags.clear();
         view.lagging = None;
         self.resets += u64::from(reset);
+    }
+
+    /// From here on only the newest position per vehicle comes.
+    pub fn lagging(&mut self, room: &str, from_seq: u64) {
+        self.view(room).lagging = Some(from_seq);
+    }
+
+    /// From here on everything comes again.
+    pub fn caught_up(&mut self, room: &str, seq: u64) {
+        self.view(room).caught_up(seq);
     }
 }
 
