@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use milepost::client::{Connector, Endpoint, Event, Events, ResendRefused};
@@ -18,12 +18,13 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::fleet::{
     Log, Pace, Progress, Publisher, SENTINEL, Style, Subscriber, audit, now_millis,
 };
 use crate::harness::server::Builder;
-use crate::harness::{Client, Server};
+use crate::harness::{Client, PATIENCE, Server};
 
 const ROOM: &str = "fleet";
 /// Positions a second and vehicle.
@@ -43,11 +44,30 @@ struct Size {
 struct Service {
     address: Mutex<SocketAddr>,
     finish: AtomicBool,
+    /// What each client has done, counted: acknowledgements of a vehicle, events of a
+    /// subscriber.
+    done: Vec<AtomicU64>,
 }
 
 impl Service {
     fn address(&self) -> SocketAddr {
         *self.address.lock()
+    }
+
+    fn did(&self, client: usize) {
+        self.done[client].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until every client has done something since now.
+    async fn all_at_work(&self) {
+        let before: Vec<u64> = self.done.iter().map(|done| done.load(Ordering::Relaxed)).collect();
+        let deadline = Instant::now() + 3 * PATIENCE;
+        for (client, before) in before.into_iter().enumerate() {
+            while self.done[client].load(Ordering::Relaxed) == before {
+                assert!(Instant::now() < deadline, "client {client} did not come back");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
     }
 }
 
@@ -76,7 +96,7 @@ fn client(name: String, service: &Arc<Service>) -> (milepost::client::Client, Ev
 
 /// Publishes at the vehicle's pace, one after the other so that none overtakes another;
 /// what a deploy delays is made up for after it.
-async fn drive(mut vehicle: Publisher, service: Arc<Service>) -> Publisher {
+async fn drive(place: usize, mut vehicle: Publisher, service: Arc<Service>) -> Publisher {
     let (client, events) = client(format!("vehicle-{}", vehicle.index), &service);
     drop(events);
     client.join(ROOM, Mode::Publish).await.unwrap();
@@ -88,18 +108,20 @@ async fn drive(mut vehicle: Publisher, service: Arc<Service>) -> Publisher {
         let position = vehicle.position(serial);
         let published = client.publish_keyed([ROOM], &format!("k{serial}"), &position).await;
         let ack = published.unwrap_or_else(|error| panic!("{serial} was not stored: {error}"));
+        service.did(place);
         vehicle.record(serial, &ack.rooms, ack.duplicate, &ack.late);
     }
     client.close().await;
     vehicle
 }
 
-async fn watch(mut subscriber: Subscriber, service: Arc<Service>) -> Subscriber {
+async fn watch(place: usize, mut subscriber: Subscriber, service: Arc<Service>) -> Subscriber {
     let (client, mut events) = client(subscriber.name.clone(), &service);
     client.join(ROOM, Mode::Subscribe).await.unwrap();
     loop {
         match events.next().await.expect("the client gave up") {
             Event::Location(event) => {
+                service.did(place);
                 let n = event.extra["n"].as_u64().unwrap();
                 if subscriber.update(ROOM, event.seq, n) {
                     client.close().await;
@@ -160,26 +182,32 @@ async fn nothing_is_lost_or_doubled_by_deploys() {
     let file = folder.path().join("milepost.db");
     let mut progress = Progress::new("deploy", size.restarts, asked.is_none());
     let mut running = server(&file).start();
-    let service =
-        Arc::new(Service { address: Mutex::new(running.public), finish: AtomicBool::new(false) });
+    let clients = size.subscribers + size.vehicles as usize;
+    let service = Arc::new(Service {
+        address: Mutex::new(running.public),
+        finish: AtomicBool::new(false),
+        done: (0..clients).map(|_| AtomicU64::new(0)).collect(),
+    });
     let every = Duration::from_millis(1000 / RATE);
     let pace =
         Pace { every, window: 32, step: every.as_millis() as u64, base: now_millis(), late: false };
     let (mut subscribers, mut vehicles) = (JoinSet::new(), JoinSet::new());
     for index in 0..size.subscribers {
         let subscriber = Subscriber::new(format!("dispatcher-{index}"), &[ROOM]);
-        subscribers.spawn(watch(subscriber, service.clone()));
+        subscribers.spawn(watch(index, subscriber, service.clone()));
     }
     for index in 1..=size.vehicles {
         let vehicle = Publisher::new(index, &[ROOM], Style::Keyed, pace);
-        vehicles.spawn(drive(vehicle, service.clone()));
+        vehicles.spawn(drive(size.subscribers + index as usize - 1, vehicle, service.clone()));
     }
     for restart in 0..size.restarts {
-        // The time between two deploys; a random one, so that they meet every state.
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(500..1500))).await;
+        // Not before the last one is over for everybody, and then at a random moment.
+        service.all_at_work().await;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(0..500))).await;
         running = deploy(running, &file, restart % 2 == 1, &service).await;
         progress.step(format!("{} clients", size.vehicles + size.subscribers as u64));
     }
+    service.all_at_work().await;
     service.finish.store(true, Ordering::Relaxed);
     let vehicles = vehicles.join_all().await;
     let mut last = Client::connect(&running, "sentinel").await;
@@ -219,7 +247,11 @@ fn check(
     let recognised = vehicles.iter().flat_map(|vehicle| &vehicle.acked);
     let recognised = recognised.filter(|acked| acked.duplicate).count();
     progress.finish(&format!(
-        "{} restarts, {} vehicles at {RATE}/s, {} subscribers: {made} positions, all acknowledged          and once in the log ({recognised} of them acknowledged as a repetition); {compared} events compared ({passed_over} passed over for newer ones while lagging),          {resumes} resumes, 0 resets, 0 lost, 0 doubled; longest gap of any subscriber {:.2?},          median of their longest {:.2?}",
+        "{} restarts, {} vehicles at {RATE}/s, {} subscribers: {made} positions, all acknowledged \
+         and once in the log ({recognised} of them acknowledged as a repetition); {compared} events \
+         compared ({passed_over} passed over for newer ones while lagging), {resumes} resumes, 0 \
+         resets, 0 lost, 0 doubled; longest gap of any subscriber {:.2?}, median of their longest \
+         {:.2?}",
         size.restarts,
         size.vehicles,
         size.subscribers,
