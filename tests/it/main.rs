@@ -26,8 +26,11 @@ mod client;
 mod commands;
 mod container;
 mod control_frames;
+mod crash;
 mod dashboards;
+mod deploy;
 mod drain;
+mod fleet;
 mod floors;
 #[allow(dead_code, reason = "what tests may need, not only what they need today")]
 mod harness;

@@ -83,6 +83,12 @@ impl Builder {
             }
         };
         command.arg("serve").current_dir(dir).stdin(Stdio::null());
+        // Settings of the tests themselves, or of whoever runs them, are none of the server's.
+        for (key, _) in std::env::vars_os() {
+            if key.to_string_lossy().starts_with("MILEPOST_") {
+                command.env_remove(key);
+            }
+        }
         for set in &self.sets {
             command.arg("--set").arg(set);
         }
