@@ -4,8 +4,22 @@
 //! server is pinned to the first core, the load comes from wherever the system puts it.
 //! The log alone is measured by `benches/room_log.rs`.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-#![allow(unreachable_pub, dead_code, unused_imports)] // the tests' harness, used in part
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a measurement prints its figures, and ends where it cannot measure"
+)]
+#![allow(
+    clippy::disallowed_types,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::needless_pass_by_value,
+    clippy::must_use_candidate,
+    reason = "the harness of the tests, with their lints"
+)]
+#![allow(unreachable_pub, dead_code, unused_imports, reason = "the harness is used in part")]
 
 #[path = "../tests/it/harness/mod.rs"]
 mod harness;

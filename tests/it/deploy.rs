@@ -160,11 +160,11 @@ async fn deploy(old: Server, file: &Path, overlap: bool, service: &Service) -> S
         let mut old = old;
         let successor = if overlap {
             let successor = next(Some(&mut old));
-            assert_eq!(old.wait().code, Some(0));
+            assert_eq!(old.wait().code, Some(0), "{:#?}", old.shutdown_lines());
             successor
         } else {
             old.terminate();
-            assert_eq!(old.wait().code, Some(0));
+            assert_eq!(old.wait().code, Some(0), "{:#?}", old.shutdown_lines());
             next(None)
         };
         successor.wait_for("server.ready");

@@ -57,7 +57,9 @@ impl Uploader {
         let Some(mut link) = Link::open(address, &format!("uploader-{}", self.index)).await else {
             return End::Lost(None);
         };
-        if let Joined::Ended { come_back } = link.join_to_publish(&[self.room.clone()]).await {
+        if let Joined::Ended { come_back } =
+            link.join_to_publish(std::slice::from_ref(&self.room)).await
+        {
             return End::Lost(come_back);
         }
         while self.started || !finish.load(Ordering::Relaxed) {
