@@ -101,14 +101,19 @@ struct Seen {
     dropped: u64,
 }
 
-/// Reads until every one of `requests` requests is answered, each once.
+/// Reads until the pong behind all requests has come and every one of them is answered,
+/// each once.
 fn read_answers(pipe: &mut Pipe, requests: usize, fill: &std::sync::mpsc::Sender<()>) -> Seen {
     let mut seen = Seen::default();
     let mut answered = vec![false; requests];
-    while seen.busy + seen.seqs.len() < requests {
+    let mut filling = true;
+    while filling || seen.busy + seen.seqs.len() < requests {
         let message: Value = pipe.recv();
         match message["type"].as_str().unwrap() {
-            "pong" => fill.send(()).unwrap(),
+            "pong" => {
+                filling = false;
+                fill.send(()).unwrap();
+            }
             "notifications_dropped" => {
                 seen.dropped += message["payload"]["count"].as_u64().unwrap()
             }
