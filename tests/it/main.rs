@@ -3,6 +3,8 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
     reason = "clippy's allow-in-tests settings do not reach helper functions"
 )]
 #![allow(

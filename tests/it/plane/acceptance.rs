@@ -115,7 +115,7 @@ fn read_answers(pipe: &mut Pipe, requests: usize, fill: &std::sync::mpsc::Sender
                 fill.send(()).unwrap();
             }
             "notifications_dropped" => {
-                seen.dropped += message["payload"]["count"].as_u64().unwrap()
+                seen.dropped += message["payload"]["count"].as_u64().unwrap();
             }
             kind => {
                 let id = message["id"].as_u64().unwrap() as usize;
