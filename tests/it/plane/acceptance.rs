@@ -135,7 +135,8 @@ fn read_answers(pipe: &mut Pipe, requests: usize, fill: &std::sync::mpsc::Sender
 #[test]
 fn many_connections_stay_under_the_bytes_of_the_process() {
     const CONNECTIONS: usize = 200;
-    const AT_ONCE: usize = 50;
+    /// Few, so that everyone holds something before the bytes are gone.
+    const AT_ONCE: usize = 10;
     let full = std::env::var_os("PLANE_FULL").is_some();
     // The first and the last hold enough that nobody could flush them at one go.
     let (many, few, budget) =

@@ -66,6 +66,7 @@ fn others_work(other: &mut Pipe, paused: bool) -> Duration {
     slowest
 }
 
+#[allow(clippy::print_stdout, reason = "the figures are for whoever runs it by hand")]
 fn a_flood_that_is_read_in_the_end(paused: bool) {
     let count = requests();
     let server = Server::builder()
