@@ -6,7 +6,7 @@ use super::connector::Connector;
 use super::error::{Error, Refused};
 use super::event::{Event, GapCause};
 use super::link::Asked;
-use super::rooms::Verdict;
+use super::rooms::{Room, Verdict};
 use super::task::Task;
 use crate::ids::RoomId;
 use crate::protocol::decode::{ErrorMessage, RoomJoined};
@@ -66,6 +66,17 @@ impl<C: Connector> Task<C> {
     }
 
     fn room_joined(&mut self, id: u64, name: &RoomId, joined: Box<RoomJoined>, answer: bool) {
+        // A caller that gave up just now may be known by its ear alone: what takes its join
+        // back can come after the answer.
+        let unheard = |room: &mut Room| {
+            answer
+                && !room.established
+                && !room.waiters.is_empty()
+                && room.waiters.iter().all(|waiter| waiter.reply.is_closed())
+        };
+        if self.rooms.get_mut(name).is_some_and(unheard) {
+            self.rooms.remove(name);
+        }
         let Some(room) = self.rooms.get_mut(name) else {
             // Its caller gave up while the join was on its way.
             let payload = serde_json::json!({ "roomId": name.as_str() });

@@ -280,8 +280,7 @@ mod tests {
         // Until the pipe is full (so that the sink's thread is in the middle of a write that
         // cannot end) and long after the queue is.
         let mut pushed = 0;
-        while rustix::io::ioctl_fionread(&reader).unwrap() < 60_000
-            || sink.dropped().get() < 90_000
+        while rustix::io::ioctl_fionread(&reader).unwrap() < 60_000 || sink.dropped().get() < 90_000
         {
             sink.push(format!("ordinary line number {pushed}\n").into_bytes(), false);
             pushed += 1;
