@@ -416,8 +416,9 @@ async fn a_late_or_old_fix_is_no_part_of_the_snapshot() {
 
 const CHILD: &str = "MILEPOST_TEST_LOG";
 
+/// The child process of `kill_9_loses_nothing_that_was_acknowledged`, which runs this binary
+/// again; by itself it has nothing to do.
 #[test]
-#[ignore = "the child process of `kill_9_loses_nothing_that_was_acknowledged`"]
 fn child_appends_until_it_is_killed() {
     let Some(path) = std::env::var_os(CHILD) else { return };
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -438,7 +439,7 @@ async fn kill_9_loses_nothing_that_was_acknowledged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("room.db");
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--nocapture", "--exact"])
+        .args(["--nocapture", "--exact"])
         .arg("room_log::embedded::tests::child_appends_until_it_is_killed")
         .env(CHILD, &path)
         .stdout(std::process::Stdio::piped())
