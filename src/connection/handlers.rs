@@ -5,13 +5,12 @@ use std::sync::atomic::Ordering;
 
 use super::session::{Membership, Session};
 use crate::admission::{Admitted, NotAdmitted};
-use crate::auth::Denied;
 use crate::ids::{RoomId, VehicleId};
-use crate::outgoing::{SnapshotWalk, Weight};
+use crate::outgoing::SnapshotWalk;
 use crate::protocol::client::{LocationUpdate, Mode};
 use crate::protocol::envelope::{Class, Envelope, EnvelopeError};
 use crate::protocol::error::{ErrorCode, HandlerError, WireError};
-use crate::protocol::{Kind, PageBuilder, frame, server};
+use crate::protocol::{Kind, PageBuilder, server};
 use crate::room_log::{Append, Receipt};
 use crate::rooms::{Join, JoinProgress, JoinRefused, LeaveReason};
 use crate::telemetry::metrics::{MessageResult, MessageType, RefusalCode};
@@ -369,7 +368,6 @@ impl Session {
                 return Err((HandlerError::auth_failed(text), Some(admitted)));
             }
             Err(denied) => {
-                let denied: Denied = denied;
                 return Err((HandlerError::auth_failed(denied.to_string()), Some(admitted)));
             }
         };
@@ -392,8 +390,7 @@ impl Session {
         for room in forbidden {
             self.rooms.remove(&room);
             self.leave_now(&room, LeaveReason::Left);
-            let text = server::room_left(None, &room, Some("forbidden"));
-            self.queue().push(frame::text_frame(&text), Weight::Free);
+            self.say(&server::room_left(None, &room, Some("forbidden")));
         }
         Ok(())
     }
