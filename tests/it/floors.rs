@@ -8,9 +8,9 @@ const FLOORS: [&[&str]; 8] = [
     &["ids", "close", "budget", "time", "phase", "config"],
     &["protocol"],
     &["auth", "limits", "telemetry"],
-    &["room_log"],
+    &["broker", "room_log"],
     &["outgoing", "rooms"],
-    &["admission", "plane", "connection", "transport"],
+    &["admission", "plane", "connection", "transport", "cluster"],
     &["shutdown", "admin", "listener", "server"],
     &["client", "web", "cli", "main", "lib"],
 ];
