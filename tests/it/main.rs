@@ -24,6 +24,7 @@
 mod admin;
 mod admission;
 mod bad_input;
+mod broken_broker;
 mod client;
 mod commands;
 mod container;
@@ -42,6 +43,7 @@ mod past;
 mod peers;
 mod plane;
 mod protocol;
+mod rolling;
 mod shutdown;
 mod slow;
 mod smoke;

@@ -177,6 +177,8 @@ impl Publisher {
                             self.acknowledged(id.unwrap(), &payload);
                         }
                         "server_shutting_down" => come_back = Some(payload.come_back()),
+                        // A pause that was too long for them.
+                        "notifications_dropped" => {}
                         // It did not start: it is repeated elsewhere like any other.
                         "error" if payload.code == "SERVER_DRAINING" => {}
                         other => panic!("unexpected {other}: {payload:?}"),

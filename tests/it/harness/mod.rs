@@ -2,12 +2,20 @@
 //! sockets, and raw sockets for peers that misbehave.
 
 pub mod admin;
+pub mod balancer;
 pub mod client;
+pub mod nats;
+pub mod netns;
 pub mod raw;
 pub mod server;
+pub mod tmpfs;
 
+pub use balancer::Balancer;
 pub use client::Client;
+pub use nats::{Nats, NatsCluster};
+pub use netns::Namespace;
 pub use server::Server;
+pub use tmpfs::Tmpfs;
 
 use std::time::Duration;
 

@@ -2,10 +2,9 @@
 
 use std::net::SocketAddr;
 
-use super::netns::Namespace;
 use super::peer::{Peer, notices};
 use super::{assert_figures, clean_end, closed_at, line_at};
-use crate::harness::Server;
+use crate::harness::{Namespace, Server};
 
 #[test]
 fn a_peer_whose_packets_are_lost_is_not_drained_and_holds_nobody_else_up() {

@@ -6,7 +6,6 @@ mod arriving;
 mod busy;
 mod crowd;
 mod half_open;
-mod netns;
 mod output;
 mod peer;
 mod requests;

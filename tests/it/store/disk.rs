@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::tmpfs::Tmpfs;
 use crate::harness::client::Seen;
 use crate::harness::server::Builder;
-use crate::harness::{Client, Server, admin};
+use crate::harness::{Client, Server, Tmpfs, admin};
 
 fn on(path: &Path) -> Builder {
     Server::builder()

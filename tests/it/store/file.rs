@@ -2,8 +2,7 @@
 
 use std::process::Stdio;
 
-use super::tmpfs::Tmpfs;
-use crate::harness::{Server, admin};
+use crate::harness::{Server, Tmpfs, admin};
 
 /// Starts a server on `path`, which must fail: its exit code and all that it said.
 fn fails(path: &std::path::Path) -> String {

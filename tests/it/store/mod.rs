@@ -5,4 +5,3 @@ mod drain;
 mod file;
 mod lock;
 mod quiesce;
-mod tmpfs;

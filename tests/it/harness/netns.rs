@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The namespace and its links; gone when this is dropped.
-pub(super) struct Namespace {
+pub struct Namespace {
     name: String,
     /// `198.18.NET.0/30` and `198.18.NET + 1.0/30`: addresses set aside for tests
     /// (RFC 2544).
@@ -17,7 +17,7 @@ static NEXT: AtomicU8 = AtomicU8::new(0);
 
 impl Namespace {
     /// Makes a namespace. Needs root and iproute2.
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         let process = std::process::id();
         let net = (process as u8).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) & 0x7e;
         let this = Self { name: format!("milepost-{process}-{net}"), net };
@@ -37,19 +37,25 @@ impl Namespace {
     }
 
     /// Its name.
-    pub(super) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Its address on a link, 0 or 1.
-    pub(super) fn address(&self, link: u8) -> Ipv4Addr {
+    pub fn address(&self, link: u8) -> Ipv4Addr {
         Ipv4Addr::new(198, 18, self.net + link, 2)
     }
 
     /// Cuts a link: from now on nothing passes.
-    pub(super) fn cut(&self, link: u8) {
+    pub fn cut(&self, link: u8) {
         let (near, _) = self.interfaces(link);
         self.ip(&["link", "set", &near, "down"]);
+    }
+
+    /// Mends a link that was cut.
+    pub fn mend(&self, link: u8) {
+        let (near, _) = self.interfaces(link);
+        self.ip(&["link", "set", &near, "up"]);
     }
 
     fn interfaces(&self, link: u8) -> (String, String) {

@@ -1,0 +1,22 @@
+//! The broker's disk is full.
+
+use super::scene::Scene;
+use crate::fleet::Log;
+use crate::harness::{Nats, Server, Tmpfs};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_pauses_and_loses_nothing() {
+    let disk = Tmpfs::mount(48 << 20);
+    let nats = Nats::builder().store(disk.path()).start();
+    let start = || {
+        // The broker sets that much aside, and refuses a stream for which it has no room.
+        let server = Server::builder().nats(&nats).set("room_log.retention_bytes", "16MiB");
+        server.set("limits.message_rate", 0).start()
+    };
+    let scene = Scene::start(vec![start(), start()]).await;
+    let filler = disk.fill();
+    scene.all_paused().await;
+    std::fs::remove_file(filler).unwrap();
+    scene.all_resumed().await;
+    scene.finish(async || Log::read_stream(&nats).await).await;
+}
