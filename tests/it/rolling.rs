@@ -238,7 +238,7 @@ async fn nothing_is_lost_or_doubled_by_rolling_deploys() {
         instance.terminate();
         assert_eq!(instance.wait().code, Some(0), "{:#?}", instance.shutdown_lines());
     }
-    check(size, &vehicles, &subscribers, &Log::read_stream(&nats).await, progress);
+    check(size, &vehicles, &subscribers, &Log::read_stream(&nats.url()).await, progress);
 }
 
 fn check(

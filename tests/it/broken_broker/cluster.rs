@@ -20,5 +20,5 @@ async fn the_leader_is_killed() {
     // Another one leads after an election; who pauses for it, and whether, is a matter of
     // moments.
     scene.all_at_work().await;
-    scene.finish(async || Log::read_stream(&nats).await).await;
+    scene.finish(async || Log::read_stream(&nats.urls()).await).await;
 }

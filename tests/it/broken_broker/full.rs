@@ -18,5 +18,5 @@ async fn a_full_disk_pauses_and_loses_nothing() {
     scene.all_paused().await;
     std::fs::remove_file(filler).unwrap();
     scene.all_resumed().await;
-    scene.finish(async || Log::read_stream(&nats).await).await;
+    scene.finish(async || Log::read_stream(&nats.url()).await).await;
 }

@@ -28,7 +28,7 @@ async fn killed_and_started_again() {
     scene.all_paused().await;
     nats.restart();
     scene.all_resumed().await;
-    scene.finish(async || Log::read_stream(&nats).await).await;
+    scene.finish(async || Log::read_stream(&nats.url()).await).await;
 }
 
 /// Its connections stay open and nothing comes back over them.
@@ -44,7 +44,7 @@ async fn stopped_for_a_while() {
     tokio::time::sleep(rest).await;
     nats.signal(Signal::CONT);
     scene.all_resumed().await;
-    scene.finish(async || Log::read_stream(&nats).await).await;
+    scene.finish(async || Log::read_stream(&nats.url()).await).await;
 }
 
 /// What does not fit the budgets is refused at once, and only that.

@@ -19,5 +19,5 @@ async fn a_cut_link_pauses_and_loses_nothing() {
         namespace.mend(link);
     }
     scene.all_resumed().await;
-    scene.finish(async || Log::read_stream(&nats).await).await;
+    scene.finish(async || Log::read_stream(&nats.url()).await).await;
 }

@@ -1,4 +1,4 @@
-//! The truth: the room log's file, read with SQLite itself, and what everybody saw held
+//! The truth: the room log's file, read with SQLite itself (or a broker's stream), and what everybody saw held
 //! against it. Every disagreement is a failure that names the position.
 
 use std::path::Path;
@@ -13,12 +13,12 @@ use super::{Publisher, Subscriber, Uploader, number, publisher_of};
 
 /// A position of the log.
 #[derive(Debug, Clone, Copy)]
-struct Row {
-    seq: u64,
-    n: u64,
-    late: bool,
+pub(super) struct Row {
+    pub(super) seq: u64,
+    pub(super) n: u64,
+    pub(super) late: bool,
     /// From an upload and not sent.
-    uploaded: bool,
+    pub(super) uploaded: bool,
 }
 
 /// The whole log.
@@ -46,22 +46,32 @@ impl Log {
         let mut query = connection
             .prepare("SELECT seq, room, late, uploaded, body FROM positions ORDER BY seq")
             .unwrap();
-        let mut log = Self { rooms: FxHashMap::default(), places: FxHashMap::default() };
-        let mut last = 0;
+        let mut positions = Vec::new();
         let mut rows = query.query([]).unwrap();
         while let Some(row) = rows.next().unwrap() {
             let body: String = row.get(4).unwrap();
             let Body { n } = serde_json::from_str(&format!("{{{body}}}")).unwrap();
-            let room: String = row.get(1).unwrap();
-            let row = Row {
+            let position = Row {
                 seq: row.get(0).unwrap(),
                 n,
                 late: row.get(2).unwrap(),
                 uploaded: row.get(3).unwrap(),
             };
+            positions.push((row.get(1).unwrap(), position));
+        }
+        Self::of(positions)
+    }
+
+    /// The log of these positions, each with its room. A `seq` or a position that is there
+    /// twice is a failure.
+    pub(super) fn of(positions: Vec<(String, Row)>) -> Self {
+        let mut log = Self { rooms: FxHashMap::default(), places: FxHashMap::default() };
+        let mut last = 0;
+        for (room, row) in positions {
             assert!(row.seq > last, "seq {} names two positions", row.seq);
             last = row.seq;
             log.rooms.entry(room.clone()).or_default().push(row);
+            let n = row.n;
             if let Some(first) = log.places.insert((room, n), row) {
                 panic!("position {n} is in the log twice: {first:?} and {row:?}");
             }

@@ -9,6 +9,7 @@ pub mod audit;
 pub mod link;
 pub mod progress;
 pub mod publisher;
+mod stream;
 pub mod subscriber;
 pub mod uploader;
 

@@ -159,9 +159,16 @@ impl NatsCluster {
         self.nodes.iter().map(Nats::url).collect::<Vec<_>>().join(",")
     }
 
-    /// The nodes.
-    pub fn nodes(&mut self) -> &mut [Nats] {
-        &mut self.nodes
+    /// Kills the node that leads the stream.
+    pub async fn kill_leader(&mut self) {
+        let servers: Vec<async_nats::ServerAddr> =
+            self.nodes.iter().map(|node| node.url().parse().unwrap()).collect();
+        let client = async_nats::connect(servers).await.unwrap();
+        let mut stream = async_nats::jetstream::new(client).get_stream("milepost").await.unwrap();
+        let leader = stream.info().await.unwrap().cluster.as_ref().unwrap().leader.clone();
+        let number: usize = leader.unwrap().strip_prefix("node").unwrap().parse().unwrap();
+        self.nodes[number].signal(Signal::KILL);
+        self.nodes[number].wait();
     }
 }
 
