@@ -268,8 +268,9 @@ impl Server {
             opened = open_log(&config.room_log, &plane, log_events) => opened?,
             Some(trigger) = triggers.recv() => return Ok(coordinator.run(trigger, triggers).await),
         };
-        hub.set_epoch(opened.epoch());
-        log.set(Arc::new(opened));
+        let opened: Arc<dyn RoomLog> = Arc::new(opened);
+        hub.set_log(opened.clone());
+        log.set(opened);
         plane.release(Hold::Startup);
         tracing::info!(event = "server.ready", "ready");
         match triggers.recv().await {
