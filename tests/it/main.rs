@@ -48,5 +48,6 @@ mod shutdown;
 mod slow;
 mod smoke;
 mod store;
+mod support;
 mod tokens;
 mod traces;

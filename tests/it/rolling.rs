@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::fleet::{
     Log, Pace, Progress, Publisher, SENTINEL, Style, Subscriber, audit, now_millis,
 };
-use crate::harness::{Balancer, Client, Nats, PATIENCE, Server};
+use crate::harness::{Balancer, Client, NatsServer, PATIENCE, Server};
 
 const ROOM: &str = "fleet";
 const INSTANCES: usize = 3;
@@ -169,13 +169,13 @@ async fn watch(place: usize, mut subscriber: Subscriber, service: Arc<Service>) 
     subscriber
 }
 
-fn start(nats: &Nats) -> Server {
+fn start(nats: &NatsServer) -> Server {
     Server::builder().nats(nats).start()
 }
 
 /// Replaces one instance as an orchestrator does: the successor is ready and known to the
 /// balancer before the old one is told to stop.
-fn replace(old: &mut Server, nats: &Nats, balancer: &mut Balancer) {
+fn replace(old: &mut Server, nats: &NatsServer, balancer: &mut Balancer) {
     let successor = start(nats);
     balancer.add(successor.public);
     old.terminate();
@@ -192,7 +192,7 @@ async fn nothing_is_lost_or_doubled_by_rolling_deploys() {
         asked.as_ref().map_or(SHORT, |rounds| Size { rounds: rounds.parse().unwrap(), ..FULL });
     let mut progress =
         Progress::new("rolling deploy", size.rounds * INSTANCES as u64, asked.is_none());
-    let nats = Nats::start();
+    let nats = NatsServer::start();
     let mut balancer = Balancer::start();
     let mut instances: Vec<Server> = (0..INSTANCES).map(|_| start(&nats)).collect();
     instances.iter().for_each(|instance| balancer.add(instance.public));

@@ -3,16 +3,40 @@
 //! tests and by the integration tests.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+/// How often a start is tried.
+const ATTEMPTS: usize = 20;
 
 /// A running server; it ends with this value.
 pub struct NatsServer {
     child: Child,
     port: u16,
     folder: tempfile::TempDir,
+    options: Options,
+}
+
+/// What is out of the ordinary about a server.
+#[derive(Default)]
+pub struct Options {
+    /// Further lines of its configuration.
+    pub lines: String,
+    /// Its port; 0: a free one.
+    pub port: u16,
+    /// Where it keeps its streams, if not in its own directory.
+    pub store: Option<PathBuf>,
+    /// The command that runs it, such as `ip netns exec NAME`, and the address under which
+    /// it is reached then: it listens on all.
+    pub under: Option<(Vec<String>, Ipv4Addr)>,
+}
+
+impl Options {
+    fn address(&self) -> Ipv4Addr {
+        self.under.as_ref().map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address)
+    }
 }
 
 fn program() -> PathBuf {
@@ -24,7 +48,7 @@ fn program() -> PathBuf {
         .expect("nats-server is missing: run .ci/setup, which installs it")
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
@@ -36,26 +60,39 @@ impl NatsServer {
 
     /// Starts a server with these lines in its configuration.
     pub fn start_with(lines: &str) -> Self {
+        Self::start_as(Options { lines: lines.to_owned(), ..Options::default() })
+    }
+
+    /// Starts a server.
+    pub fn start_as(options: Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        loop {
+        let store = options.store.clone().unwrap_or_else(|| folder.path().join("store"));
+        let listen = if options.under.is_some() { "0.0.0.0" } else { "127.0.0.1" };
+        for _ in 0..ATTEMPTS {
             // Another process may take the port between the look and the bind.
-            let port = free_port();
+            let port = if options.port == 0 { free_port() } else { options.port };
             let config = folder.path().join("nats.conf");
-            let store = folder.path().join("store");
             let text = format!(
-                "listen: \"127.0.0.1:{port}\"\njetstream {{ store_dir: \"{}\" }}\n{lines}\n",
-                store.display()
+                "listen: \"{listen}:{port}\"\njetstream {{ store_dir: \"{}\" }}\n{}\n",
+                store.display(),
+                options.lines
             );
             std::fs::write(&config, text).unwrap();
-            if let Some(child) = spawn(&config, port) {
-                return Self { child, port, folder };
+            if let Some(child) = spawn(&config, port, &options) {
+                return Self { child, port, folder, options };
             }
         }
+        panic!("nats-server does not start");
     }
 
     /// Where it listens.
     pub fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        self.url_at(self.options.address())
+    }
+
+    /// Where it listens, for those who reach it under another address.
+    pub fn url_at(&self, address: Ipv4Addr) -> String {
+        format!("nats://{address}:{}", self.port)
     }
 
     /// Its process.
@@ -78,11 +115,9 @@ impl NatsServer {
     pub fn restart(&mut self) {
         self.kill();
         let config = self.folder.path().join("nats.conf");
-        self.child = loop {
-            if let Some(child) = spawn(&config, self.port) {
-                break child;
-            }
-        };
+        // The port may still be held by connections that end.
+        let started = (0..ATTEMPTS).find_map(|_| spawn(&config, self.port, &self.options));
+        self.child = started.expect("nats-server does not start again");
     }
 
     /// Sends it a signal.
@@ -100,8 +135,16 @@ impl Drop for NatsServer {
 }
 
 /// `None`: it ended instead of answering.
-fn spawn(config: &Path, port: u16) -> Option<Child> {
-    let mut child = Command::new(program())
+fn spawn(config: &Path, port: u16, options: &Options) -> Option<Child> {
+    let mut command = match &options.under {
+        None => Command::new(program()),
+        Some((under, _)) => {
+            let mut command = Command::new(&under[0]);
+            command.args(&under[1..]).arg(program());
+            command
+        }
+    };
+    let mut child = command
         .arg("--config")
         .arg(config)
         .stdout(Stdio::null())
@@ -112,7 +155,7 @@ fn spawn(config: &Path, port: u16) -> Option<Child> {
         if child.try_wait().unwrap().is_some() {
             return None;
         }
-        if answers(port) {
+        if answers(SocketAddr::from((options.address(), port))) {
             return Some(child);
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -120,8 +163,8 @@ fn spawn(config: &Path, port: u16) -> Option<Child> {
 }
 
 /// Whether a whole handshake succeeds; JetStream is up before the port is.
-fn answers(port: u16) -> bool {
-    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+fn answers(address: SocketAddr) -> bool {
+    let Ok(mut stream) = TcpStream::connect(address) else { return false };
     let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
     if stream.write_all(b"CONNECT {}\r\nPING\r\n").is_err() {
         return false;

@@ -2,12 +2,14 @@
 
 use super::scene::Scene;
 use crate::fleet::Log;
-use crate::harness::{Nats, Server, Tmpfs};
+use crate::harness::{NatsServer, Server, Tmpfs};
+use crate::support::nats::Options;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_pauses_and_loses_nothing() {
     let disk = Tmpfs::mount(48 << 20);
-    let nats = Nats::builder().store(disk.path()).start();
+    let nats =
+        NatsServer::start_as(Options { store: Some(disk.path().to_owned()), ..Options::default() });
     let start = || {
         // The broker sets that much aside, and refuses a stream for which it has no room.
         let server = Server::builder().nats(&nats).set("room_log.retention_bytes", "16MiB");

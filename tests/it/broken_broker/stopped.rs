@@ -8,23 +8,22 @@ use serde_json::json;
 
 use super::scene::Scene;
 use crate::fleet::Log;
-use crate::harness::{Client, Nats, Server, admin};
+use crate::harness::{Client, NatsServer, Server, admin};
 
 /// How long the broker is stopped (SIGSTOP) in the short form and in the full one.
 const SHORT: Duration = Duration::from_secs(5);
 const FULL: Duration = Duration::from_secs(60);
 
-async fn two_instances(nats: &Nats) -> Scene {
+async fn two_instances(nats: &NatsServer) -> Scene {
     let start = || Server::builder().nats(nats).set("limits.message_rate", 0).start();
     Scene::start(vec![start(), start()]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_and_started_again() {
-    let mut nats = Nats::start();
+    let mut nats = NatsServer::start();
     let scene = two_instances(&nats).await;
-    nats.signal(Signal::KILL);
-    nats.wait();
+    nats.kill();
     scene.all_paused().await;
     nats.restart();
     scene.all_resumed().await;
@@ -35,7 +34,7 @@ async fn killed_and_started_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_for_a_while() {
     let full = std::env::var_os("MILEPOST_BROKER_FULL").is_some();
-    let nats = Nats::start();
+    let nats = NatsServer::start();
     let scene = two_instances(&nats).await;
     let stopped = Instant::now();
     nats.signal(Signal::STOP);
@@ -52,7 +51,7 @@ async fn stopped_for_a_while() {
 async fn past_the_budgets_requests_are_refused_and_the_held_are_stored() {
     const HELD: u64 = 10;
     const SENT: u64 = 25;
-    let nats = Nats::start();
+    let nats = NatsServer::start();
     let server = Server::builder().nats(&nats).set("plane.max_held_requests", HELD).start();
     let mut client = Client::connect(&server, "vehicle").await;
     client.join("north").await;
@@ -90,7 +89,7 @@ async fn past_the_budgets_requests_are_refused_and_the_held_are_stored() {
 /// A broker that does not answer does not hold the shutdown up past its budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_without_the_broker_keeps_its_bound() {
-    let nats = Nats::start();
+    let nats = NatsServer::start();
     let mut server = Server::builder().nats(&nats).start();
     let mut client = Client::connect(&server, "vehicle").await;
     client.join("north").await;

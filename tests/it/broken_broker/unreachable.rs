@@ -2,13 +2,13 @@
 
 use super::scene::Scene;
 use crate::fleet::Log;
-use crate::harness::{Namespace, Nats, Server};
+use crate::harness::{Namespace, Server, nats};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_link_pauses_and_loses_nothing() {
     let namespace = Namespace::new();
-    let nats = Nats::builder().within(&namespace).start();
-    let urls = [nats.url_at(namespace.address(0)), nats.url_at(namespace.address(1))];
+    let broker = nats::within(&namespace);
+    let urls = [broker.url_at(namespace.address(0)), broker.url_at(namespace.address(1))];
     let start = |url: &String| Server::builder().nats_at(url).set("limits.message_rate", 0).start();
     let scene = Scene::start(urls.iter().map(start).collect()).await;
     for link in 0..2 {
@@ -19,5 +19,5 @@ async fn a_cut_link_pauses_and_loses_nothing() {
         namespace.mend(link);
     }
     scene.all_resumed().await;
-    scene.finish(async || Log::read_stream(&nats.url()).await).await;
+    scene.finish(async || Log::read_stream(&broker.url()).await).await;
 }

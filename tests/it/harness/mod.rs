@@ -10,9 +10,10 @@ pub mod raw;
 pub mod server;
 pub mod tmpfs;
 
+pub use crate::support::nats::NatsServer;
 pub use balancer::Balancer;
 pub use client::Client;
-pub use nats::{Nats, NatsCluster};
+pub use nats::NatsCluster;
 pub use netns::Namespace;
 pub use server::Server;
 pub use tmpfs::Tmpfs;
