@@ -35,7 +35,7 @@ use crate::telemetry::{LogHandle, Metrics};
 use crate::transport::upgrade;
 
 pub use guard::{Guard, TokenFileError};
-pub use readiness::Readiness;
+pub use readiness::{Obstacle, Readiness};
 
 /// After how long without an answer the workers count as dead.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -231,6 +231,7 @@ impl State {
             "instanceId": &*self.instance_id,
             "version": env!("CARGO_PKG_VERSION"),
             "phase": self.readiness.phase().name(),
+            "readiness": self.readiness.word(),
             "uptimeSeconds": self.started.elapsed().as_secs(),
             "connections": self.registry.len(),
             "rooms": rooms,

@@ -28,13 +28,22 @@ pub enum Hold {
     Startup,
     /// The embedded log cannot write.
     Store,
+    /// The link to the broker is down, or the broker does not take what it is given.
+    Broker,
     /// The operator asked for it.
     Operator,
 }
 
 impl Hold {
     /// All of them, in the order in which they are named.
-    pub const ALL: [Self; 3] = [Self::Startup, Self::Store, Self::Operator];
+    pub const ALL: [Self; 4] = [Self::Startup, Self::Store, Self::Broker, Self::Operator];
+
+    /// Whether every instance has it at the same time: then no other instance would do
+    /// better, and traffic may as well come here.
+    #[must_use]
+    pub const fn is_shared(self) -> bool {
+        matches!(self, Self::Broker)
+    }
 
     /// The name in logs, readiness and metrics.
     #[must_use]
@@ -42,6 +51,7 @@ impl Hold {
         match self {
             Self::Startup => "startup",
             Self::Store => "store",
+            Self::Broker => "broker",
             Self::Operator => "operator",
         }
     }
@@ -50,6 +60,7 @@ impl Hold {
         match self {
             Self::Startup => HoldLabel::Startup,
             Self::Store => HoldLabel::Store,
+            Self::Broker => HoldLabel::Broker,
             Self::Operator => HoldLabel::Operator,
         }
     }

@@ -132,11 +132,8 @@ impl Server {
         let (phase, watch) = phase::channel();
         let (hub, announcer) = Hub::new(settings::room_settings(&config), context.metrics.clone());
         let registry = Arc::<Registry>::default();
-        let evacuation = Arc::new(Evacuation::new(
-            registry.clone(),
-            watch.clone(),
-            config.shutdown.reconnect_min,
-        ));
+        let evacuation =
+            Arc::new(Evacuation::new(registry.clone(), watch.clone(), config.shutdown.alone().min));
         let plane = Arc::new(Plane::new(settings::budgets(&config.plane), context.metrics.clone()));
         plane.hold(Hold::Startup, "opening the room log");
         Ok(Self {

@@ -34,7 +34,8 @@ pub(super) fn deadlines(config: &config::Shutdown) -> Deadlines {
 }
 
 pub(super) fn spread(config: &config::Shutdown) -> Spread {
-    Spread { min: config.reconnect_min, max: config.reconnect_max, rate: config.reconnect_rate }
+    let times = config.alone();
+    Spread { min: times.min, max: times.max, rate: config.reconnect_rate }
 }
 
 pub(super) fn origins(config: &Config) -> Origins {
