@@ -151,10 +151,38 @@ pub struct StoredPosition {
     pub late: bool,
 }
 
-/// Why the store cannot work now; the text names the file and what to do.
+/// What a failure is a failure of, and so which hold of the plane it is (plane.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The embedded log's own file.
+    Store,
+    /// The broker that all instances share, or the link to it.
+    Broker,
+}
+
+/// Why the log cannot work now; the text names the file or server and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct StoreFailure(pub Arc<str>);
+#[error("{text}")]
+pub struct StoreFailure {
+    /// What failed.
+    pub kind: FailureKind,
+    /// For people.
+    pub text: Arc<str>,
+}
+
+impl StoreFailure {
+    /// A failure of the embedded log's file.
+    #[must_use]
+    pub fn store(text: impl Into<Arc<str>>) -> Self {
+        Self { kind: FailureKind::Store, text: text.into() }
+    }
+
+    /// A failure of the broker or of the link to it.
+    #[must_use]
+    pub fn broker(text: impl Into<Arc<str>>) -> Self {
+        Self { kind: FailureKind::Broker, text: text.into() }
+    }
+}
 
 /// What an engine reports, in the log's order.
 #[derive(Debug)]

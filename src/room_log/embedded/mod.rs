@@ -121,7 +121,7 @@ impl Embedded {
             match receiver.await {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err(error)) => Err(writer::failure(&file, &error)),
-                Err(_) => Err(StoreFailure("the room log is closed".into())),
+                Err(_) => Err(StoreFailure::store("the room log is closed")),
             }
         }
         .boxed()

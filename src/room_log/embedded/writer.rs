@@ -61,7 +61,7 @@ pub(super) fn failure(file: &Path, error: &rusqlite::Error) -> StoreFailure {
         Some(DatabaseCorrupt | NotADatabase) => "stop the server and restore the file",
         _ => "it is tried again",
     };
-    StoreFailure(format!("room log {}: {error}; {hint}", file.display()).into())
+    StoreFailure::store(format!("room log {}: {error}; {hint}", file.display()))
 }
 
 /// The writer and all that it owns. The order of the fields is the order of the end:
