@@ -101,8 +101,16 @@ mod tests {
     use super::*;
     use crate::phase;
     use crate::plane::{Budgets, Hold};
+    use crate::shutdown::slots::Spread;
+    use crate::shutdown::{OthersSlot, Returns};
     use crate::telemetry::Metrics;
     use prometheus_client::metrics::counter::Counter;
+
+    const SPREAD: Spread = Spread {
+        min: std::time::Duration::ZERO,
+        max: std::time::Duration::from_secs(1),
+        rate: 1000,
+    };
 
     #[tokio::test]
     async fn the_reason_is_the_phase_or_the_first_hold() {
@@ -112,7 +120,8 @@ mod tests {
         let evacuation = Arc::new(Evacuation::new(
             Arc::default(),
             watch.clone(),
-            std::time::Duration::from_secs(1),
+            Returns { alone: SPREAD, with_others: SPREAD, handover: std::time::Duration::ZERO },
+            OthersSlot::default(),
         ));
         let readiness = Readiness::new(watch, evacuation.clone(), plane.clone());
         assert_eq!(readiness.answer(3).0, StatusCode::OK);

@@ -23,7 +23,9 @@ use crate::phase::{self, PhaseSetter, PhaseWatch};
 use crate::plane::{Hold, Plane};
 use crate::room_log::{Embedded, Lock, LockError, LogEvent, OpenError, RoomLog};
 use crate::rooms::{Announcer, Distributor, Hub};
-use crate::shutdown::{Coordinator, Evacuation, Outcome, Status, Trigger, TriggerSender, Watchdog};
+use crate::shutdown::{
+    Coordinator, Evacuation, OthersSlot, Outcome, Status, Trigger, TriggerSender, Watchdog,
+};
 use crate::telemetry::events::Listening;
 use crate::telemetry::metrics::set;
 use crate::telemetry::{LogHandle, Metrics};
@@ -99,6 +101,7 @@ pub struct Server {
     plane: Arc<Plane>,
     evacuation: Arc<Evacuation>,
     readiness: Arc<Readiness>,
+    others: OthersSlot,
 }
 
 impl Server {
@@ -132,13 +135,19 @@ impl Server {
         let (phase, watch) = phase::channel();
         let (hub, announcer) = Hub::new(settings::room_settings(&config), context.metrics.clone());
         let registry = Arc::<Registry>::default();
-        let evacuation =
-            Arc::new(Evacuation::new(registry.clone(), watch.clone(), config.shutdown.alone().min));
+        let others = OthersSlot::default();
+        let evacuation = Arc::new(Evacuation::new(
+            registry.clone(),
+            watch.clone(),
+            settings::returns(&config.shutdown),
+            others.clone(),
+        ));
         let plane = Arc::new(Plane::new(settings::budgets(&config.plane), context.metrics.clone()));
         plane.hold(Hold::Startup, "opening the room log");
         Ok(Self {
             readiness: Arc::new(Readiness::new(watch.clone(), evacuation.clone(), plane.clone())),
             evacuation,
+            others,
             plane,
             registry,
             config,
@@ -219,7 +228,8 @@ impl Server {
                 }
             },
             deadlines: settings::deadlines(&config.shutdown),
-            spread: settings::spread(&config.shutdown),
+            others: self.others,
+            returns: settings::returns(&config.shutdown),
             instance_id: instance_id.clone(),
             status,
         };

@@ -11,8 +11,8 @@ use crate::plane::Budgets;
 use crate::protocol::position::{ExtraFields, PositionRules};
 use crate::room_log;
 use crate::rooms;
-use crate::shutdown::Deadlines;
 use crate::shutdown::slots::Spread;
+use crate::shutdown::{Deadlines, Returns};
 
 pub(super) fn budgets(config: &config::Plane) -> Budgets {
     Budgets {
@@ -33,9 +33,17 @@ pub(super) fn deadlines(config: &config::Shutdown) -> Deadlines {
     }
 }
 
-pub(super) fn spread(config: &config::Shutdown) -> Spread {
-    let times = config.alone();
-    Spread { min: times.min, max: times.max, rate: config.reconnect_rate }
+pub(super) fn returns(config: &config::Shutdown) -> Returns {
+    let spread = |times: config::ReturnTimes| Spread {
+        min: times.min,
+        max: times.max,
+        rate: config.reconnect_rate,
+    };
+    Returns {
+        alone: spread(config.alone()),
+        with_others: spread(config.with_others()),
+        handover: config.handover,
+    }
 }
 
 pub(super) fn origins(config: &Config) -> Origins {

@@ -7,7 +7,9 @@
 
 mod coordinator;
 pub mod evacuation;
+mod handover;
 mod lines;
+pub mod others;
 pub mod report;
 pub mod signals;
 pub mod slots;
@@ -16,8 +18,9 @@ pub mod watchdog;
 #[cfg(test)]
 mod tests;
 
-pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
+pub use coordinator::{Coordinator, Deadlines, Outcome, Returns, Status};
 pub use evacuation::Evacuation;
+pub use others::{Others, OthersSlot};
 pub use report::Report;
 pub use signals::{Trigger, TriggerSender};
 pub use watchdog::Watchdog;

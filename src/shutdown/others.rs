@@ -1,0 +1,60 @@
+//! The other instances as the shutdown sees them: whether there is anybody to hand clients
+//! over to, and what they have to be told (shutdown.md, "Hand-over").
+//!
+//! Knows neither broker nor cluster: the composition root brings both in behind [`Others`],
+//! tests bring a script.
+
+use std::sync::{Arc, OnceLock};
+
+use futures_util::future::BoxFuture;
+
+/// What a shutdown asks of the other instances, and of the link to them. Nothing here has a
+/// time of its own: the caller ends the wait at its deadline.
+pub trait Others: Send + Sync {
+    /// Instances that clients may go to: alive, and not draining themselves.
+    fn live(&self) -> usize;
+
+    /// Tells them that this instance stops. A second time changes nothing.
+    fn announce_draining(&self);
+
+    /// Tells them whether this instance sends its clients away without stopping (the admin
+    /// drain).
+    fn announce_away(&self, away: bool);
+
+    /// Ends when everything said so far is with the broker.
+    fn flush(&self) -> BoxFuture<'static, ()>;
+
+    /// Takes leave of them, then flushes and closes the link. The room log is closed by
+    /// then.
+    fn leave(&self) -> BoxFuture<'static, ()>;
+}
+
+/// The other instances, once the link to them is up. With the embedded engine it stays
+/// empty.
+#[derive(Clone, Default)]
+pub struct OthersSlot(Arc<OnceLock<Arc<dyn Others>>>);
+
+impl OthersSlot {
+    /// The other instances, if there can be any.
+    #[must_use]
+    pub fn get(&self) -> Option<&Arc<dyn Others>> {
+        self.0.get()
+    }
+
+    /// Notes that the link is up; a second time changes nothing.
+    pub fn set(&self, others: Arc<dyn Others>) {
+        let _ = self.0.set(others);
+    }
+
+    /// How many there are now.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.get().map_or(0, |others| others.live())
+    }
+}
+
+impl std::fmt::Debug for OthersSlot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OthersSlot").field("live", &self.live()).finish()
+    }
+}
