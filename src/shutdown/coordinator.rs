@@ -354,24 +354,25 @@ where
                 log.flush().await;
             }
             log_flushed.store(true, Ordering::Relaxed);
-            if let Some(others) = others.get() {
-                others.flush().await;
+            match others.get() {
+                Some(others) => others.flush(self.t0 + deadlines.close).await,
+                None => true,
             }
         };
         tokio::pin!(everybody, flushed);
-        tokio::select! {
+        let broker_flushed = tokio::select! {
             biased;
             () = &mut everybody => return Closed::ByAll,
-            () = &mut flushed => {}
+            broker_flushed = &mut flushed => broker_flushed,
             () = sleep_until(self.t0 + deadlines.close) => {
                 let log_flushed = log_flushed.load(Ordering::Relaxed);
                 return Closed::AtDeadline { log_flushed, broker_flushed: false };
             }
-        }
+        };
         if self.until(deadlines.close, everybody).await {
             Closed::ByAll
         } else {
-            Closed::AtDeadline { log_flushed: true, broker_flushed: true }
+            Closed::AtDeadline { log_flushed: true, broker_flushed }
         }
     }
 
@@ -405,7 +406,14 @@ where
         // After the log, whose last appends go through the same link.
         let broker_flushed = match (closed, others.get()) {
             (_, None) => true,
-            (Closed::ByAll, Some(others)) => self.until(deadlines.close, others.leave()).await,
+            (Closed::ByAll, Some(others)) => {
+                let deadline = self.t0 + deadlines.close;
+                tokio::select! {
+                    biased;
+                    left = others.leave(deadline) => left,
+                    () = sleep_until(deadline) => false,
+                }
+            }
             (Closed::AtDeadline { broker_flushed, .. }, Some(_)) => broker_flushed,
         };
         if let Some(timeline) = &mut *self.coordinator.status.0.lock() {

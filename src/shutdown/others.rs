@@ -7,9 +7,10 @@
 use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 /// What a shutdown asks of the other instances, and of the link to them. Nothing here has a
-/// time of its own: the caller ends the wait at its deadline.
+/// time of its own beside the caller's deadline.
 pub trait Others: Send + Sync {
     /// Instances that clients may go to: alive, and not draining themselves.
     fn live(&self) -> usize;
@@ -21,12 +22,12 @@ pub trait Others: Send + Sync {
     /// drain).
     fn announce_away(&self, away: bool);
 
-    /// Ends when everything said so far is with the broker.
-    fn flush(&self) -> BoxFuture<'static, ()>;
+    /// Whether everything said so far is with the broker by `deadline`.
+    fn flush(&self, deadline: Instant) -> BoxFuture<'static, bool>;
 
-    /// Takes leave of them, then flushes and closes the link. The room log is closed by
-    /// then.
-    fn leave(&self) -> BoxFuture<'static, ()>;
+    /// Takes leave of them, then flushes and closes the link; whether that was done by
+    /// `deadline`. The room log is closed before.
+    fn leave(&self, deadline: Instant) -> BoxFuture<'static, bool>;
 }
 
 /// The other instances, once the link to them is up. With the embedded engine it stays

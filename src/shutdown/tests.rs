@@ -122,13 +122,13 @@ impl Others for FakeOthers {
         self.tell(if away { "away" } else { "back" });
     }
 
-    fn flush(&self) -> BoxFuture<'static, ()> {
-        after(self.flush)
+    fn flush(&self, _: Instant) -> BoxFuture<'static, bool> {
+        after(self.flush).map(|()| true).boxed()
     }
 
-    fn leave(&self) -> BoxFuture<'static, ()> {
+    fn leave(&self, _: Instant) -> BoxFuture<'static, bool> {
         self.tell("leaving");
-        after(self.leave)
+        after(self.leave).map(|()| true).boxed()
     }
 }
 
