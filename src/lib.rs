@@ -7,7 +7,7 @@
 //! The modules stand on floors; imports point down only (a test holds this):
 //! ground ([`ids`], [`close`], [`budget`], [`time`], [`phase`], [`config`]), wire
 //! ([`protocol`]), policy ([`auth`], [`limits`], [`telemetry`]), storage
-//! ([`room_log`]), fan-out ([`outgoing`], [`rooms`]), connections ([`admission`],
+//! ([`broker`], [`room_log`]), fan-out ([`outgoing`], [`rooms`]), connections ([`admission`],
 //! [`connection`], [`transport`]), process ([`shutdown`], [`admin`], [`listener`],
 //! [`server`]), edges ([`client`], [`web`], [`cli`]).
 
@@ -24,6 +24,7 @@ pub mod auth;
 pub mod limits;
 pub mod telemetry;
 
+pub mod broker;
 pub mod room_log;
 
 pub mod outgoing;
@@ -42,3 +43,8 @@ pub mod shutdown;
 pub mod cli;
 pub mod client;
 pub mod web;
+
+#[cfg(test)]
+#[allow(unreachable_pub, dead_code)] // the integration tests use it too
+#[path = "../tests/support/nats.rs"]
+mod test_nats;
