@@ -5,7 +5,6 @@
 //! same path as the process.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +14,14 @@ use tokio::time::Instant;
 
 use crate::admin::{self, Guard, Probe, Readiness, TokenFileError, queue_totals};
 use crate::auth::{AuthSetupError, Authenticator};
-use crate::config::{self, Config};
+use crate::broker::BrokerError;
+use crate::config::Config;
 use crate::connection::{LogSlot, Registry, Services};
 use crate::limits::{Addresses, HandshakeRate, TrustedProxies};
 use crate::listener::{Front, Handshakes, Listener, Pages, bind};
 use crate::phase::{self, PhaseSetter, PhaseWatch};
 use crate::plane::{Hold, Plane};
-use crate::room_log::{Embedded, Lock, LockError, LogEvent, OpenError, RoomLog};
+use crate::room_log::{LockError, OpenError};
 use crate::rooms::{Announcer, Distributor, Hub};
 use crate::shutdown::{
     Coordinator, Evacuation, OthersSlot, Outcome, Status, Trigger, TriggerSender, Watchdog,
@@ -31,14 +31,13 @@ use crate::telemetry::metrics::set;
 use crate::telemetry::{LogHandle, Metrics};
 use crate::time::UnixMillis;
 
+mod opening;
 mod settings;
 
 pub(crate) use settings::token_settings;
 
 /// How often vehicles without a recent fix are looked for.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
-/// A short look at the lock before anybody is told of a wait.
-const LOCK_GLANCE: Duration = Duration::from_millis(50);
 
 /// Why the server did not start. Every text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +62,9 @@ pub enum StartError {
     /// The room log cannot be opened.
     #[error("room_log.path: {0}")]
     RoomLog(#[from] OpenError),
+    /// The broker refuses this process, or a setting of `[nats]` cannot work.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
     /// The system has no threads or descriptors left.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
@@ -246,7 +248,7 @@ impl Server {
             auth,
             metrics,
             phase: watch,
-            settings: settings::connection_settings(&config, instance_id),
+            settings: settings::connection_settings(&config, instance_id.clone()),
         });
         let limit_settings = settings::limit_settings(&config.limits);
         let front = Front {
@@ -272,11 +274,11 @@ impl Server {
 
         // Clients may connect meanwhile; what they ask for is held.
         let opened = tokio::select! {
-            opened = open_log(&config.room_log, &plane, log_events) => opened?,
+            opened = opening::open(&config, &instance_id, &plane, log_events) => opened?,
             Some(trigger) = triggers.recv() => return Ok(coordinator.run(trigger, triggers).await),
         };
-        hub.set_epoch(opened.epoch());
-        log.set(Arc::new(opened));
+        hub.set_epoch(opened.log.epoch());
+        log.set(opened.log);
         plane.release(Hold::Startup);
         tracing::info!(event = "server.ready", "ready");
         match triggers.recv().await {
@@ -285,35 +287,6 @@ impl Server {
             None => std::future::pending().await,
         }
     }
-}
-
-async fn open_log(
-    config: &config::RoomLog,
-    plane: &Plane,
-    events: mpsc::UnboundedSender<LogEvent>,
-) -> Result<Embedded, StartError> {
-    let path = config.path.clone();
-    let lock = match Lock::acquire(&path, LOCK_GLANCE.min(config.lock_wait)).await {
-        Err(LockError::Held { .. }) => {
-            let text = format!("waiting for the lock on {}", path.display());
-            plane.hold(Hold::Startup, text.clone());
-            tracing::info!(event = "room_log.waiting", "room log: {text}");
-            Lock::acquire(&path, config.lock_wait.saturating_sub(LOCK_GLANCE)).await?
-        }
-        lock => lock?,
-    };
-    plane.hold(Hold::Startup, format!("opening {}", path.display()));
-    let settings = settings::log_settings(config);
-    let opened = tokio::task::spawn_blocking(move || Embedded::open(lock, &settings, events));
-    let log = opened.await.map_err(std::io::Error::other)??;
-    tracing::info!(
-        event = "room_log.open",
-        engine = "embedded",
-        path = %PathBuf::from(&config.path).display(),
-        epoch = &*log.epoch(),
-        "room log: open"
-    );
-    Ok(log)
 }
 
 async fn expire(hub: Arc<Hub>) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::auth;
+use crate::broker;
 use crate::config::{self, Config};
 use crate::connection;
 use crate::limits;
@@ -100,6 +101,16 @@ pub(super) fn log_settings(config: &config::RoomLog) -> room_log::Settings {
         newest_age: config.newest_age,
         min_free: config.min_free,
         dedup_window: config.dedup_window,
+    }
+}
+
+pub(super) fn broker_settings(config: &config::Nats, instance: &str) -> broker::Settings {
+    broker::Settings {
+        urls: config.url.iter().map(|url| url.expose().to_owned()).collect(),
+        credentials_file: config.credentials_file.clone(),
+        stream: config.stream.clone(),
+        replicas: config.replicas,
+        instance: instance.to_owned(),
     }
 }
 
