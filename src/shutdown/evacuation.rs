@@ -276,8 +276,12 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+
     use crate::connection::Registered;
     use crate::phase;
+    use crate::shutdown::others::Others;
     use crate::shutdown::slots::Spread;
     use crate::transport::Socket;
 
@@ -300,7 +304,7 @@ mod tests {
 
     fn taken(client: &Registered) -> Vec<Order> {
         let orders = client.handle().take_orders();
-        [Order::Notify, Order::Drain, Order::Finish, Order::Terminate]
+        [Order::Notify, Order::Drain, Order::LetGo, Order::Finish, Order::Terminate]
             .into_iter()
             .filter(|order| orders.has(*order))
             .collect()
@@ -333,6 +337,60 @@ mod tests {
         let (late, _peer) = hanging(&registry);
         sleep(at(300)).await;
         assert_eq!(taken(&late), [Order::Notify, Order::Drain]);
+    }
+
+    /// Another instance is there; what it is told is counted.
+    #[derive(Default)]
+    struct Neighbour(Mutex<Vec<bool>>);
+
+    impl Others for Neighbour {
+        fn live(&self) -> usize {
+            1
+        }
+        fn announce_draining(&self) {}
+        fn announce_away(&self, away: bool) {
+            self.0.lock().push(away);
+        }
+        fn flush(&self, _: Instant) -> BoxFuture<'static, bool> {
+            std::future::ready(true).boxed()
+        }
+        fn leave(&self, _: Instant) -> BoxFuture<'static, bool> {
+            std::future::ready(true).boxed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn with_others_about_a_client_is_served_on_to_its_time() {
+        // The last one is due when its own budget is over.
+        for (handover, let_go) in [(at(250), true), (at(2499), true), (at(3500), false)] {
+            let (_setter, watch) = phase::channel();
+            let registry: Arc<Registry> = Arc::default();
+            let neighbour = Arc::<Neighbour>::default();
+            let others = OthersSlot::default();
+            others.set(neighbour.clone());
+            let returns = Returns { handover, ..RETURNS };
+            let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, returns, others));
+            let (client, _peer) = hanging(&registry);
+            let start = Instant::now();
+            evacuation.begin(100).unwrap();
+            sleep(at(5)).await;
+            assert_eq!(taken(&client), [Order::Notify, Order::Drain]);
+            let until = client.handle().served_until().unwrap();
+            assert!(until >= start + handover && until <= start + at(1005) + handover);
+            client.set_drained();
+            if let_go {
+                sleep_until(until - at(1)).await;
+                assert_eq!(taken(&client), [], "served on to the last: {handover:?}");
+                sleep_until(until + at(2)).await;
+                assert_eq!(taken(&client), [Order::LetGo], "{handover:?}");
+            }
+            sleep_until(start + at(3499)).await;
+            assert_eq!(taken(&client), [], "{handover:?}");
+            sleep_until(start + at(3505)).await;
+            assert_eq!(taken(&client), [Order::Finish], "the bound is 3.5 s all the same");
+            evacuation.stop().unwrap();
+            assert_eq!(*neighbour.0.lock(), [true, false], "they are told, and told again");
+        }
     }
 
     #[tokio::test(start_paused = true)]
