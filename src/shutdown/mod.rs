@@ -3,7 +3,9 @@
 //!
 //! [`signals`] says when, [`Coordinator`] runs the phases over the registry of
 //! connections, [`watchdog`] ends the process if that fails, [`report`] says what became
-//! of everything. Nothing here touches a socket: connections carry out orders.
+//! of everything. Nothing here touches a socket: connections carry out orders. Who may
+//! take the clients over is behind [`Others`]; with somebody there they are served on
+//! until they have gone.
 
 mod coordinator;
 pub mod evacuation;
