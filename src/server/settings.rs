@@ -112,6 +112,7 @@ pub(super) fn connection_settings(config: &Config, instance_id: Arc<str>) -> con
     let (limits, outgoing) = (&config.limits, &config.outgoing);
     connection::Settings {
         instance_id,
+        generation: config.server.generation.as_str().into(),
         max_frame: limits.max_frame,
         max_frame_out: limits.max_frame_out,
         position: PositionRules {

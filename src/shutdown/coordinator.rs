@@ -289,7 +289,7 @@ where
         let closes_in = self.coordinator.deadlines.drain.saturating_sub(self.t0.elapsed());
         let mut notified = 0;
         for (handle, slot) in handles.into_iter().zip(slots) {
-            let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown);
+            let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown, None);
             // Whom an evacuation has noticed gets no second notice, but has been notified.
             handle.notify(frame::text_frame(&text));
             notified += 1;

@@ -199,7 +199,7 @@ impl Evacuation {
     fn notify(&self, handle: &Handle) -> bool {
         let jitter = fastrand::u64(0..=ms(JITTER));
         let reconnect_in = self.reconnect_min + Duration::from_millis(jitter);
-        let text = server_shutting_down(reconnect_in, ms(DRAIN_TIME), ShutdownReason::Drain);
+        let text = server_shutting_down(reconnect_in, ms(DRAIN_TIME), ShutdownReason::Drain, None);
         let first = handle.notify(frame::text_frame(&text));
         if first {
             handle.order(Order::Drain);
