@@ -56,6 +56,17 @@ impl Check<'_> {
         if server.max_connections == 0 {
             self.problem(&["server.max_connections"], "server.max_connections: must be at least 1");
         }
+        let chars = server.generation.chars().count();
+        if !(1..=128).contains(&chars) || server.generation.chars().any(char::is_control) {
+            self.problem(
+                &["server.generation"],
+                &format!(
+                    "server.generation: found {:?}, expected 1 to 128 characters without \
+                     control characters",
+                    server.generation
+                ),
+            );
+        }
         let same = |a: SocketAddr, b: SocketAddr| {
             let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
             a.port() != 0 && a.port() == b.port() && overlap

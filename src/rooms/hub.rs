@@ -3,8 +3,8 @@
 //! What the log has committed comes in through [`Hub::publish`] and [`Hub::activate`], in
 //! the log's order and from one task; joins and leaves come from the connections.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::bus::{Claims, PresenceBus};
 use super::presence::LeaveReason;
 use super::room::{Gone, Join, LogView, Room};
 use crate::ids::{ClientId, ConnId, RoomId};
@@ -85,6 +86,7 @@ pub struct Hub {
     epoch: RwLock<Arc<str>>,
     head: AtomicU64,
     announced: AtomicBool,
+    bus: OnceLock<Arc<dyn PresenceBus>>,
     announcements: mpsc::UnboundedSender<(Instant, Arc<Room>)>,
 }
 
@@ -118,6 +120,7 @@ impl Hub {
             epoch: RwLock::new("".into()),
             head: AtomicU64::new(0),
             announced: AtomicBool::new(true),
+            bus: OnceLock::new(),
             announcements,
         });
         let announcer = Announcer { hub: hub.clone(), due };
@@ -150,6 +153,9 @@ impl Hub {
             match places.get_mut(room) {
                 None => {
                     places.insert(room.clone(), Place::Loading(vec![join]));
+                    if let Some(bus) = self.bus.get() {
+                        bus.opened(room);
+                    }
                     return Ok(JoinProgress::Waiting { load: true });
                 }
                 Some(Place::Loading(waiting)) => {
@@ -220,6 +226,9 @@ impl Hub {
             && Arc::ptr_eq(found, room)
         {
             places.remove(room.id());
+            if let Some(bus) = self.bus.get() {
+                bus.closed(room.id());
+            }
         }
     }
 
@@ -228,11 +237,12 @@ impl Hub {
         let Settings { tail_bytes, replay_rest, max_frame_out, .. } = self.settings;
         let bounds = Bounds { tail_bytes, replay_rest, max_frame_out };
         let feed = Feed::new(room.clone(), self.epoch(), seq, newest, bounds, self.metrics.clone());
-        let active = Arc::new(Room::new(feed, trimmed_to));
+        let active = Arc::new(Room::new(feed, trimmed_to, self.bus.get().cloned()));
         let waiting = {
             let mut places = self.places.write();
             match places.get_mut(room) {
                 Some(place @ Place::Loading(_)) => {
+                    active.seed();
                     match std::mem::replace(place, Place::Active(active.clone())) {
                         Place::Loading(waiting) => waiting,
                         Place::Active(_) => Vec::new(),
@@ -247,6 +257,20 @@ impl Hub {
         }
         if active.give_up_if_empty() {
             self.forget(&active);
+        }
+    }
+
+    /// Tells `bus` about the rooms from now on. To be called before the first join; a second
+    /// bus is not taken.
+    pub fn set_bus(&self, bus: Arc<dyn PresenceBus>) {
+        let _ = self.bus.set(bus);
+    }
+
+    /// Takes a change of what the bus claims in `room`.
+    pub fn claim(&self, room: &RoomId, claims: &Claims) {
+        let Some(active) = self.get(room) else { return };
+        if active.claim(claims, self.announced.load(Ordering::Relaxed)) {
+            self.announce_later(&active);
         }
     }
 
@@ -292,6 +316,9 @@ impl Hub {
     /// (shutdown.md).
     pub fn stop_announcing(&self) {
         self.announced.store(false, Ordering::Relaxed);
+        if let Some(bus) = self.bus.get() {
+            bus.stopping();
+        }
     }
 
     /// The settings.

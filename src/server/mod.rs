@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::admin::{self, Guard, Probe, Readiness, TokenFileError, queue_totals};
 use crate::auth::{AuthSetupError, Authenticator};
 use crate::broker::BrokerError;
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::connection::{LogSlot, Registry, Services};
 use crate::limits::{Addresses, HandshakeRate, TrustedProxies};
@@ -31,8 +32,11 @@ use crate::telemetry::metrics::set;
 use crate::telemetry::{LogHandle, Metrics};
 use crate::time::UnixMillis;
 
+mod neighbours;
 mod opening;
 mod settings;
+
+use neighbours::Neighbours;
 
 pub(crate) use settings::token_settings;
 
@@ -190,8 +194,8 @@ impl Server {
     ) -> Result<Outcome, StartError> {
         let started = Instant::now();
         let (public, admin) = self.addresses()?;
-        let Self { config, context, registry, hub, phase, watch, plane, readiness, auth, .. } =
-            self;
+        let Self { config, context, registry, hub, phase, watch, plane, .. } = self;
+        let Self { readiness, auth, others, .. } = self;
         let Context { instance_id, metrics, log_level, pages, triggers: stop, watchdog } = context;
         let status = Status::default();
         let handshakes = Arc::new(Handshakes::default());
@@ -201,6 +205,7 @@ impl Server {
             registry: registry.clone(),
             hub: hub.clone(),
             plane: plane.clone(),
+            others: others.clone(),
             evacuation: self.evacuation,
             readiness: readiness.clone(),
             metrics: metrics.clone(),
@@ -230,7 +235,7 @@ impl Server {
                 }
             },
             deadlines: settings::deadlines(&config.shutdown),
-            others: self.others,
+            others: others.clone(),
             returns: settings::returns(&config.shutdown),
             instance_id: instance_id.clone(),
             status,
@@ -253,7 +258,7 @@ impl Server {
         let limit_settings = settings::limit_settings(&config.limits);
         let front = Front {
             services,
-            registry,
+            registry: registry.clone(),
             addresses: Addresses::new(&limit_settings),
             proxies: TrustedProxies::new(limit_settings.trusted_proxies.clone()),
             handshakes: HandshakeRate::new(limit_settings.handshake_rate, started),
@@ -279,6 +284,14 @@ impl Server {
         };
         hub.set_epoch(opened.log.epoch());
         log.set(opened.log);
+        if let Some(link) = opened.link {
+            // Before anybody is in a room: joins are held until the plane opens.
+            let clients = registry.clone();
+            let count = move || clients.len() as u64;
+            let settings = settings::cluster_settings(&config, instance_id.clone());
+            let cluster = Cluster::start(link.clone(), &hub, settings, count);
+            others.set(Arc::new(Neighbours { cluster, link }));
+        }
         plane.release(Hold::Startup);
         tracing::info!(event = "server.ready", "ready");
         match triggers.recv().await {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::auth;
 use crate::broker;
+use crate::cluster;
 use crate::config::{self, Config};
 use crate::connection;
 use crate::limits;
@@ -114,6 +115,12 @@ pub(super) fn broker_settings(config: &config::Nats, instance: &str) -> broker::
     }
 }
 
+pub(super) fn cluster_settings(config: &Config, instance_id: Arc<str>) -> cluster::Settings {
+    let generation = config.server.generation.as_str().into();
+    // What an instance whose clients have somewhere to go tells them.
+    cluster::Settings::new(instance_id, generation, config.shutdown.with_others().max)
+}
+
 pub(super) fn room_settings(config: &Config) -> rooms::Settings {
     rooms::Settings {
         rooms: config.limits.rooms,
@@ -132,6 +139,7 @@ pub(super) fn connection_settings(config: &Config, instance_id: Arc<str>) -> con
     let (limits, outgoing) = (&config.limits, &config.outgoing);
     connection::Settings {
         instance_id,
+        generation: config.server.generation.as_str().into(),
         max_frame: limits.max_frame,
         max_frame_out: limits.max_frame_out,
         position: PositionRules {

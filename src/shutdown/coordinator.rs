@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::handover::Handover;
 use super::lines::Scene;
-use super::others::OthersSlot;
+use super::others::{OthersSlot, TheirGenerations};
 use super::report::{PhaseTimes, Report, ms};
 use super::signals::Trigger;
 use super::slots::{Spread, slots};
@@ -318,9 +318,12 @@ where
         let slots = slots(handles.len(), spread);
         let closes_in = self.coordinator.deadlines.drain.saturating_sub(self.t0.elapsed());
         let mut notified = 0;
+        let generations = self.coordinator.others.generations();
         let mut handover = Handover::default();
         for (handle, slot) in handles.into_iter().zip(slots) {
-            let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown);
+            let generations = generations.as_ref().map(TheirGenerations::told);
+            let reason = ShutdownReason::Shutdown;
+            let text = server_shutting_down(slot, ms(closes_in), reason, generations);
             // Whom an evacuation has noticed gets no second notice, but has been notified.
             let until = self.hands_over.then(|| Instant::now() + slot + longer);
             handle.notify(frame::text_frame(&text), until);

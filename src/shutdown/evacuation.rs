@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::coordinator::Returns;
-use super::others::OthersSlot;
+use super::others::{OthersSlot, TheirGenerations};
 use super::report::ms;
 use crate::connection::{Handle, Order, Progress, Registry};
 use crate::phase::{Phase, PhaseWatch};
@@ -216,7 +216,13 @@ impl Evacuation {
         let Returns { alone, with_others, handover } = self.returns;
         let min = if hands_over { with_others.min } else { alone.min };
         let reconnect_in = min + Duration::from_millis(fastrand::u64(0..=ms(JITTER)));
-        let text = server_shutting_down(reconnect_in, ms(DRAIN_TIME), ShutdownReason::Drain);
+        let generations = self.others.generations();
+        let text = server_shutting_down(
+            reconnect_in,
+            ms(DRAIN_TIME),
+            ShutdownReason::Drain,
+            generations.as_ref().map(TheirGenerations::told),
+        );
         let until = hands_over.then(|| Instant::now() + reconnect_in + handover);
         let first = handle.notify(frame::text_frame(&text), until);
         if first {
@@ -279,6 +285,7 @@ mod tests {
     use futures_util::FutureExt;
     use futures_util::future::BoxFuture;
 
+    use crate::cluster::Instance;
     use crate::connection::Registered;
     use crate::phase;
     use crate::shutdown::others::Others;
@@ -346,6 +353,12 @@ mod tests {
     impl Others for Neighbour {
         fn live(&self) -> usize {
             1
+        }
+        fn generations(&self) -> TheirGenerations {
+            TheirGenerations { own: "a".into(), newer: Vec::new() }
+        }
+        fn known(&self) -> Vec<Instance> {
+            Vec::new()
         }
         fn announce_draining(&self) {}
         fn announce_away(&self, away: bool) {

@@ -14,9 +14,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::coordinator::{Coordinator, Deadlines, Outcome, Returns, Status};
-use super::others::{Others, OthersSlot};
+use super::others::{Others, OthersSlot, TheirGenerations};
 use super::signals::Trigger;
 use super::slots::Spread;
+use crate::cluster::Instance;
 use crate::connection::{LogSlot, Order, Progress, Registered, Registry};
 use crate::ids::{ClientId, RoomId};
 use crate::phase::{self, Phase, PhaseWatch};
@@ -112,6 +113,14 @@ impl FakeOthers {
 impl Others for FakeOthers {
     fn live(&self) -> usize {
         self.live
+    }
+
+    fn generations(&self) -> TheirGenerations {
+        TheirGenerations { own: "a".into(), newer: vec!["b".to_owned()] }
+    }
+
+    fn known(&self) -> Vec<Instance> {
+        Vec::new()
     }
 
     fn announce_draining(&self) {

@@ -145,6 +145,24 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
+fn the_generation_is_the_version_unless_it_is_set() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(load("", &[], &[]).unwrap().server.generation, version);
+    let env = [("MILEPOST_SERVER__GENERATION", "7c9f8d6b5")];
+    assert_eq!(load("", &env, &[]).unwrap().server.generation, "7c9f8d6b5");
+    // A hash of digits alone is no number.
+    let env = [("MILEPOST_SERVER__GENERATION", "7598465234")];
+    assert_eq!(load("", &env, &[]).unwrap().server.generation, "7598465234");
+    for wrong in ["", "a\\u0001"] {
+        let found = problems(&format!("[server]\ngeneration = \"{wrong}\"\n"));
+        assert!(found.contains("server.generation: found"), "{found}");
+    }
+    let longest = "x".repeat(129);
+    let found = problems(&format!("[server]\ngeneration = \"{longest}\"\n"));
+    assert!(found.contains("expected 1 to 128 characters"), "{found}");
+}
+
+#[test]
 fn the_defaults_warn_of_nothing() {
     assert_eq!(Config::default().warnings(), [""; 0]);
 }

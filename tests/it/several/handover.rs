@@ -18,10 +18,8 @@ fn shutting_down() -> Seen {
 
 /// Two instances; clients of the first are to come back `after` the notice.
 fn two(nats: &NatsServer, after: &str) -> (Server, Server) {
-    let first = on(nats)
-        .set("shutdown.reconnect_min", after)
-        .set("shutdown.reconnect_max", after)
-        .spawn();
+    let first =
+        on(nats).set("shutdown.reconnect_min", after).set("shutdown.reconnect_max", after).spawn();
     let second = on(nats).start();
     first.wait_for("server.ready");
     know(&first, 1);
@@ -64,7 +62,10 @@ async fn clients_move_stay_or_leave_and_nothing_is_missed() {
     for client in [&mut moves, &mut stays, &mut leaves] {
         let notice = client.recv_type("server_shutting_down").await;
         assert_eq!(notice["payload"]["reason"], "shutdown");
-        assert!((1.5..2.0).contains(&notice["payload"]["reconnectIn"].as_f64().unwrap()), "{notice}");
+        assert!(
+            (1.5..2.0).contains(&notice["payload"]["reconnectIn"].as_f64().unwrap()),
+            "{notice}"
+        );
     }
     leaves.close().await;
     // Drained, and served on: what is published elsewhere is still heard here.
@@ -139,7 +140,10 @@ async fn the_hand_over_ends_with_the_drain() {
     assert_eq!(exit.code, Some(0), "{:#?}", first.shutdown_lines());
     assert!(took >= Duration::from_millis(4000) && took <= BOUND, "{took:?}");
     let report = report(&first);
-    assert_eq!((&report["drained"], &report["terminated"], &report["acked"]), (&json!(1), &json!(0), &json!(1)));
+    assert_eq!(
+        (&report["drained"], &report["terminated"], &report["acked"]),
+        (&json!(1), &json!(0), &json!(1))
+    );
 }
 
 #[tokio::test]
@@ -180,7 +184,10 @@ async fn an_admin_drain_hands_over_too() {
     client.join("r").await;
     assert_eq!(admin::call(first.admin, "POST", "/drain?rate=10").0, 200);
     let notice = client.recv_type("server_shutting_down").await;
-    assert_eq!((&notice["payload"]["reason"], &notice["payload"]["closesInMs"]), (&json!("drain"), &json!(3500)));
+    assert_eq!(
+        (&notice["payload"]["reason"], &notice["payload"]["closesInMs"]),
+        (&json!("drain"), &json!(3500))
+    );
     assert!(notice["payload"]["reconnectIn"].as_f64().unwrap() <= 1.0, "{notice}");
     // Served on for 250 ms at least.
     publisher.publish(numbered(1)).await;

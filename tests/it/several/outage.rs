@@ -26,7 +26,8 @@ async fn while_the_broker_is_away_positions_wait() {
     assert_eq!(positions(&mut watcher, 1).await[0].0, 1);
 
     nats.kill();
-    let (status, body) = admin::until(|| readyz(&servers[0]), |(_, body)| body["status"] != "ready");
+    let (status, body) =
+        admin::until(|| readyz(&servers[0]), |(_, body)| body["status"] != "ready");
     assert_eq!((status, &body["status"]), (200, &json!("degraded")), "{body}");
     assert_eq!((&body["reason"], &body["phase"]), (&json!("broker"), &json!("running")));
     assert!(body["detail"].as_str().unwrap().contains(&nats.url()), "{body}");
@@ -46,14 +47,20 @@ async fn while_the_broker_is_away_positions_wait() {
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8(output.stdout).unwrap().contains("degraded"));
     let status = admin::status(&servers[0]);
-    assert_eq!((&status["readiness"], &status["holds"][0]["hold"]), (&json!("degraded"), &json!("broker")));
+    assert_eq!(
+        (&status["readiness"], &status["holds"][0]["hold"]),
+        (&json!("degraded"), &json!("broker"))
+    );
 
     let mut asked = Vec::new();
     for n in 2..=5 {
         asked.push(publisher.ask("location_update", numbered(n)).await);
     }
     assert!(publisher.until_pong().await.is_empty(), "nothing is acknowledged");
-    admin::until(|| admin::status(&servers[0])["held"]["requests"].as_u64(), |n| n.is_some_and(|n| n > 0));
+    admin::until(
+        || admin::status(&servers[0])["held"]["requests"].as_u64(),
+        |n| n.is_some_and(|n| n > 0),
+    );
     nats.restart();
     for id in asked {
         let ack = publisher.recv_where(|message| message["id"] == id).await;
@@ -88,5 +95,8 @@ async fn a_stop_without_the_broker_does_not_claim_to_have_flushed_it() {
     assert!(exit.at - signalled <= Duration::from_millis(5250));
     let lines = server.shutdown_lines();
     let last = lines.last().unwrap();
-    assert_eq!((&last["event"], &last["broker_flushed"]), (&json!("shutdown.force_exit"), &json!(false)));
+    assert_eq!(
+        (&last["event"], &last["broker_flushed"]),
+        (&json!("shutdown.force_exit"), &json!(false))
+    );
 }

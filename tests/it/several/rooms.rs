@@ -146,7 +146,10 @@ async fn members_are_those_of_all_instances() {
     assert_eq!(change_of(&mut there, "third").await["type"], "member_joined");
     third.request("leave_room", json!({ "roomId": "r" })).await;
     let left = change_of(&mut there, "third").await;
-    assert_eq!((&left["type"], &left["payload"]["reason"]), (&json!("member_left"), &json!("left")));
+    assert_eq!(
+        (&left["type"], &left["payload"]["reason"]),
+        (&json!("member_left"), &json!("left"))
+    );
 }
 
 #[tokio::test]

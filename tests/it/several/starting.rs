@@ -34,8 +34,7 @@ async fn a_broker_that_is_not_there_is_waited_for() {
     let mut nats = NatsServer::start();
     nats.kill();
     let url = nats.url().replace("nats://", "nats://me:hunter2@");
-    let server =
-        Server::builder().set("room_log.engine", "nats").set("nats.url", &url).spawn();
+    let server = Server::builder().set("room_log.engine", "nats").set("nats.url", &url).spawn();
     let line = server.wait_for("room_log.waiting");
     assert_eq!((&line["level"], &line["engine"]), (&json!("WARN"), &json!("nats")), "{line}");
     let detail = admin::until(
@@ -65,7 +64,8 @@ fn a_broker_that_refuses_ends_the_start() {
     let url = nats.url().replace("nats://", "nats://me:hunter2@");
     let error = fails(&[format!("nats.url={url}")]);
     assert!(error.contains(&nats.url()) && error.contains("refused"), "{error}");
-    let error = fails(&[format!("nats.url={}", nats.url()), "nats.credentials_file=none".to_owned()]);
+    let error =
+        fails(&[format!("nats.url={}", nats.url()), "nats.credentials_file=none".to_owned()]);
     assert!(error.contains("nats.credentials_file none"), "{error}");
 }
 
@@ -107,7 +107,8 @@ fn a_start_that_waits_can_be_stopped() {
 fn the_example_is_checked() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("jwt.secret"), "a secret in a file, long enough for it").unwrap();
+    std::fs::write(dir.path().join("jwt.secret"), "a secret in a file, long enough for it")
+        .unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_milepost"))
         .args(["check", "--config"])
         .arg(root.join("config/nats.toml"))
