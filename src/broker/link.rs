@@ -24,8 +24,11 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 const RECONNECT_STEP: Duration = Duration::from_millis(100);
 /// … up to this.
 const RECONNECT_CAP: Duration = Duration::from_secs(1);
-/// How many commands wait for the client's task, and messages for one subscriber.
+/// How many commands wait for the client's task.
 const CAPACITY: usize = 16 * 1024;
+/// How many messages wait for one subscriber. What is over it is dropped, so it is far
+/// more than a reader that lives leaves waiting; memory is taken as they come.
+const UNREAD: usize = 1 << 20;
 
 /// A shared connection. Cheap to clone; it ends with [`Link::close`] or the last clone.
 #[derive(Clone)]
@@ -68,7 +71,7 @@ impl Link {
             .ping_interval(PING_EVERY)
             .connection_timeout(CONNECT_WITHIN)
             .client_capacity(CAPACITY)
-            .subscription_capacity(CAPACITY)
+            .subscription_capacity(UNREAD)
             .reconnect_delay_callback(delay)
             .event_callback(move |event| {
                 // The watcher ends with the link.
@@ -127,6 +130,13 @@ impl Link {
     #[must_use]
     pub fn state(&self) -> watch::Receiver<LinkState> {
         self.0.state.clone()
+    }
+
+    /// The number of connections there were so far. A message of a new connection is never
+    /// received before this has counted it.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.0.client.statistics().connects.load(std::sync::atomic::Ordering::Acquire)
     }
 
     /// Counts how often a subscription of this link is known to have dropped messages,

@@ -377,6 +377,33 @@ impl FeedState {
         self.tail.head()
     }
 
+    /// The epoch of its seqs.
+    #[must_use]
+    pub fn epoch(&self) -> Arc<str> {
+        self.epoch.clone()
+    }
+
+    /// Begins anew as of `seq` in `epoch`. What was in the tail is gone: every subscriber
+    /// has to be reset before the lock is given back.
+    pub fn renew(&mut self, epoch: Arc<str>, seq: u64, newest: &[PositionEvent]) {
+        let mut index = self.tail.head().index;
+        self.newest = NewestMap::default();
+        for event in newest {
+            put_newest(&mut self.newest, index, event);
+            index += 1;
+        }
+        self.tail = self.tail.renewed(index, seq);
+        self.joined = Joined::default();
+        (self.epoch, self.last_seq) = (epoch, seq);
+    }
+
+    /// The connections that are subscribed, and what each gets.
+    #[must_use]
+    pub fn subscribers(&self) -> Vec<(Arc<Queue>, Events)> {
+        let seats = self.by_conn.values().filter_map(|id| self.seats.get(*id as usize));
+        seats.map(|seat| (seat.queue.clone(), seat.events)).collect()
+    }
+
     /// The newest positions.
     #[must_use]
     pub fn newest(&self) -> &NewestMap {

@@ -106,6 +106,15 @@ impl Tail {
         }
     }
 
+    /// An empty tail that goes on at index `first`, behind all positions up to `seq`. The
+    /// running totals go on too, so that a cursor into the old one is merely behind.
+    #[must_use]
+    pub fn renewed(&self, first: u64, seq: u64) -> Self {
+        let start = Cursor { index: first, ..self.head };
+        let max_bytes = usize::try_from(self.max_bytes).unwrap_or(usize::MAX);
+        Self { first: start, head: start, ..Self::new(first, seq, max_bytes) }
+    }
+
     /// Adds an entry at the head and trims what is over the bound.
     pub fn append(&mut self, frame: Bytes, kind: EntryKind, sender: Option<ConnId>) {
         let entry = Entry { frame, kind, sender, at: self.head };

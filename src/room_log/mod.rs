@@ -7,6 +7,7 @@
 
 pub mod embedded;
 pub mod judge;
+pub mod nats;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use futures_util::future::BoxFuture;
 
 use crate::ids::{ClientId, ConnId, RoomId, VehicleId};
 use crate::time::UnixMillis;
+
+pub use nats::Nats;
 
 pub use embedded::{Embedded, Lock, LockError, OpenError, Settings};
 
@@ -184,11 +187,20 @@ impl StoreFailure {
     }
 }
 
+/// The sender of what another instance published: no connection has this id.
+pub const ELSEWHERE: ConnId = ConnId(u64::MAX);
+
 /// What an engine reports, in the log's order.
 #[derive(Debug)]
 pub enum LogEvent {
     /// These appends are durable, in this order.
     Committed(Vec<Committed>),
+    /// These are in the log and wait for no answer here: other instances published them,
+    /// or they are one room's part of a position for several, whose answer follows.
+    Arrived(Vec<Committed>),
+    /// These are durable in all their rooms; what was to be seen of them has been
+    /// reported as [`LogEvent::Arrived`].
+    Answered(Vec<Committed>),
     /// The answer to [`RoomLog::load_room`].
     RoomLoaded {
         /// The room.
@@ -202,6 +214,14 @@ pub enum LogEvent {
         trimmed_to: u64,
         /// The newest position per vehicle, ascending `seq`.
         newest: Vec<StoredPosition>,
+    },
+    /// The answer to [`RoomLog::confirm_head`].
+    HeadConfirmed {
+        /// The room.
+        room: RoomId,
+        /// At least the highest `seq` that the log had when it was asked; all of the room
+        /// up to it has been reported.
+        head: u64,
     },
     /// The store cannot write; appends wait in their order. Once per stretch.
     Failing(StoreFailure),
@@ -297,6 +317,19 @@ pub trait RoomLog: Send + Sync {
     /// Asks for a room's state; answered by [`LogEvent::RoomLoaded`], in the log's
     /// order: after every append called before, ahead of every append called later.
     fn load_room(&self, room: RoomId);
+
+    /// Says that nobody here is in the room any more; a later [`RoomLog::load_room`] asks
+    /// for it again.
+    fn unload_room(&self, _room: RoomId) {}
+
+    /// Whether other processes write to this log too, so that a `seq` above what was
+    /// reported here may be one of its own.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Asks a shared log how far a room is; answered by [`LogEvent::HeadConfirmed`].
+    fn confirm_head(&self, _room: RoomId) {}
 
     /// Ends an upload in one room, in the log's order.
     fn release(&self, release: Release);

@@ -10,7 +10,9 @@ use tokio::sync::mpsc;
 
 use super::encode::{Fix, encode, encode_stored};
 use super::hub::Hub;
-use crate::room_log::{Committed, LogEvent, Receipt, StoreFailure, Verdict};
+use crate::room_log::{
+    Append, Committed, ELSEWHERE, LogEvent, Receipt, RoomOutcome, StoreFailure, Verdict,
+};
 use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
@@ -61,27 +63,44 @@ impl Distributor {
         match event {
             LogEvent::Committed(batch) => {
                 self.metrics.room_log_batch_size.observe(batch.len() as f64);
-                let now = UnixMillis::now();
-                for committed in batch {
-                    let waited = now.get() - committed.append.received_at.get();
-                    self.metrics.room_log_append_seconds.observe(waited.max(0) as f64 / 1000.0);
-                    self.committed(committed);
+                for mut committed in batch {
+                    self.count(&committed);
+                    self.publish(&committed.append, &committed.outcomes);
+                    if let Some(reply) = committed.append.reply.take() {
+                        reply(Receipt { outcomes: committed.outcomes });
+                    }
                 }
             }
-            LogEvent::RoomLoaded { room, head, newest, trimmed_to, .. } => {
-                self.hub.set_head(head);
+            LogEvent::Arrived(batch) => {
+                for Committed { append, outcomes } in batch {
+                    self.publish(&append, &outcomes);
+                }
+            }
+            LogEvent::Answered(batch) => {
+                for mut committed in batch {
+                    self.count(&committed);
+                    if let Some(reply) = committed.append.reply.take() {
+                        reply(Receipt { outcomes: committed.outcomes });
+                    }
+                }
+            }
+            LogEvent::RoomLoaded { room, epoch, head, newest, trimmed_to } => {
+                self.hub.set_log_state(epoch, head);
                 let newest = newest.iter().map(|stored| encode_stored(&room, stored)).collect();
                 self.hub.activate(&room, head, trimmed_to, newest);
             }
+            LogEvent::HeadConfirmed { room, head } => self.hub.confirmed(&room, head),
             LogEvent::Failing(failure) => self.watcher.failing(&failure),
             LogEvent::Recovered => self.watcher.recovered(),
             LogEvent::Closed => {}
         }
     }
 
-    fn committed(&mut self, committed: Committed) {
-        let Committed { mut append, outcomes } = committed;
-        for outcome in &outcomes {
+    /// Counts what this instance took.
+    fn count(&self, committed: &Committed) {
+        let waited = UnixMillis::now().get() - committed.append.received_at.get();
+        self.metrics.room_log_append_seconds.observe(waited.max(0) as f64 / 1000.0);
+        for outcome in &committed.outcomes {
             match outcome.verdict {
                 Verdict::Duplicate => {
                     self.metrics.duplicates.inc();
@@ -89,11 +108,21 @@ impl Distributor {
                 }
                 Verdict::Stored { newest: false } => {
                     self.metrics.late.inc();
-                    self.hub.set_head(outcome.seq);
-                    continue;
                 }
-                Verdict::Stored { newest: true } => self.hub.set_head(outcome.seq),
+                Verdict::Stored { newest: true } => {}
             }
+            self.hub.set_head(outcome.seq);
+        }
+    }
+
+    /// Sends a position to those who are in its rooms.
+    fn publish(&mut self, append: &Append, outcomes: &[RoomOutcome]) {
+        let sender = (append.sender != ELSEWHERE).then_some(append.sender);
+        for outcome in outcomes {
+            if outcome.verdict != (Verdict::Stored { newest: true }) {
+                continue;
+            }
+            self.hub.set_head(outcome.seq);
             let Some(room) = self.hub.get(&outcome.room).filter(|_| !append.quiet) else {
                 continue;
             };
@@ -106,13 +135,10 @@ impl Distributor {
                     body: &append.body,
                     fix: append.fix_time(),
                     received_at: append.received_at,
-                    sender: Some(append.sender),
+                    sender,
                 },
             );
             room.publish(&event, &mut self.wakes);
-        }
-        if let Some(reply) = append.reply.take() {
-            reply(Receipt { outcomes });
         }
     }
 }

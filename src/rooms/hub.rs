@@ -8,16 +8,17 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::bus::{Claims, PresenceBus};
 use super::presence::LeaveReason;
-use super::room::{Gone, Join, LogView, Room};
+use super::room::{Gone, Join, Room};
 use crate::ids::{ClientId, ConnId, RoomId};
 use crate::outgoing::{Bounds, Feed, PositionEvent};
+use crate::room_log::RoomLog;
 use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
@@ -85,6 +86,9 @@ pub struct Hub {
     metrics: Arc<Metrics>,
     epoch: RwLock<Arc<str>>,
     head: AtomicU64,
+    log: OnceLock<Arc<dyn RoomLog>>,
+    /// Joins that wait until the log has said how far it is.
+    unconfirmed: Mutex<FxHashMap<RoomId, Vec<Join>>>,
     announced: AtomicBool,
     bus: OnceLock<Arc<dyn PresenceBus>>,
     announcements: mpsc::UnboundedSender<(Instant, Arc<Room>)>,
@@ -119,6 +123,8 @@ impl Hub {
             metrics,
             epoch: RwLock::new("".into()),
             head: AtomicU64::new(0),
+            log: OnceLock::new(),
+            unconfirmed: Mutex::default(),
             announced: AtomicBool::new(true),
             bus: OnceLock::new(),
             announcements,
@@ -137,6 +143,13 @@ impl Hub {
                 let limit = self.settings.members_per_room;
                 if limit > 0 && !join.again && active.connections() >= limit {
                     return Err(JoinRefused::RoomFull(limit));
+                }
+                if self.is_ahead(&join)
+                    && let Some(log) = self.log.get()
+                {
+                    self.unconfirmed.lock().entry(room.clone()).or_default().push(join);
+                    log.confirm_head(room.clone());
+                    return Ok(JoinProgress::Waiting { load: false });
                 }
                 match self.join_active(&active, join) {
                     Ok(()) => return Ok(JoinProgress::Answered),
@@ -173,9 +186,7 @@ impl Hub {
     }
 
     fn join_active(&self, room: &Arc<Room>, join: Join) -> Result<(), Gone> {
-        let epoch = self.epoch();
-        let log = LogView { epoch: &epoch, head: self.head() };
-        let joined = room.join(join, &log, &self.settings)?;
+        let joined = room.join(join, self.head(), &self.settings)?;
         if joined.announce {
             self.announce_later(room);
         }
@@ -194,10 +205,17 @@ impl Hub {
     /// Takes a join back that still waits for its room. Returns it, so that it can be
     /// answered otherwise; `None` if it has been answered already.
     pub fn cancel(&self, room: &RoomId, conn: ConnId) -> Option<Join> {
-        let mut places = self.places.write();
-        let Some(Place::Loading(waiting)) = places.get_mut(room) else { return None };
-        let at = waiting.iter().position(|join| join.queue.conn() == conn)?;
-        Some(waiting.remove(at))
+        let take = |waiting: &mut Vec<Join>| {
+            let at = waiting.iter().position(|join| join.queue.conn() == conn)?;
+            Some(waiting.remove(at))
+        };
+        if let Some(join) = self.unconfirmed.lock().get_mut(room).and_then(take) {
+            return Some(join);
+        }
+        match self.places.write().get_mut(room) {
+            Some(Place::Loading(waiting)) => take(waiting),
+            _ => None,
+        }
     }
 
     /// Lets a connection out of a room.
@@ -229,11 +247,21 @@ impl Hub {
             if let Some(bus) = self.bus.get() {
                 bus.closed(room.id());
             }
+            // Under the lock: whoever asks the log for the room again does it afterwards.
+            if let Some(log) = self.log.get() {
+                log.unload_room(room.id().clone());
+            }
         }
     }
 
     /// Makes a room active once the log has loaded it, and answers the joins that waited.
+    /// If it is active, what was known of it is no more (another epoch, or the log missed
+    /// something): all who subscribe to it start over.
     pub fn activate(&self, room: &RoomId, seq: u64, trimmed_to: u64, newest: Vec<PositionEvent>) {
+        if let Some(active) = self.get(room) {
+            active.renew(self.epoch(), seq, trimmed_to, &newest, &self.settings);
+            return;
+        }
         let Settings { tail_bytes, replay_rest, max_frame_out, .. } = self.settings;
         let bounds = Bounds { tail_bytes, replay_rest, max_frame_out };
         let feed = Feed::new(room.clone(), self.epoch(), seq, newest, bounds, self.metrics.clone());
@@ -281,6 +309,63 @@ impl Hub {
         }
     }
 
+    /// Notes the epoch and the head that a room was loaded with. Another epoch has a head of
+    /// its own.
+    pub(super) fn set_log_state(&self, epoch: Arc<str>, seq: u64) {
+        if *self.epoch() == *epoch {
+            self.set_head(seq);
+        } else {
+            self.set_epoch(epoch);
+            self.head.store(seq, Ordering::Release);
+        }
+    }
+
+    /// Notes that the log has been asked how far it is, and lets those in who waited for it.
+    pub(super) fn confirmed(&self, room: &RoomId, seq: u64) {
+        self.set_head(seq);
+        let waiting = self.unconfirmed.lock().remove(room).unwrap_or_default();
+        for join in waiting {
+            self.join_confirmed(room, join);
+        }
+    }
+
+    fn join_confirmed(&self, room: &RoomId, mut join: Join) {
+        loop {
+            if let Some(active) = self.get(room) {
+                match self.join_active(&active, join) {
+                    Ok(()) => return,
+                    Err(Gone(again)) => join = again,
+                }
+                continue;
+            }
+            let mut places = self.places.write();
+            match places.get_mut(room) {
+                Some(Place::Active(_)) => continue,
+                Some(Place::Loading(waiting)) => waiting.push(join),
+                None => {
+                    places.insert(room.clone(), Place::Loading(vec![join]));
+                    if let Some(bus) = self.bus.get() {
+                        bus.opened(room);
+                    }
+                    if let Some(log) = self.log.get() {
+                        log.load_room(room.clone());
+                    }
+                }
+            }
+            return;
+        }
+    }
+
+    /// Whether a join resumes from behind what is known here, where another instance may
+    /// just have been faster.
+    fn is_ahead(&self, join: &Join) -> bool {
+        join.since.as_ref().is_some_and(|since| {
+            since.seq > self.head()
+                && since.epoch == *self.epoch()
+                && self.log.get().is_some_and(|log| log.is_shared())
+        })
+    }
+
     /// Notes how far the log is.
     pub fn set_head(&self, seq: u64) {
         self.head.fetch_max(seq, Ordering::Release);
@@ -290,6 +375,13 @@ impl Hub {
     #[must_use]
     pub fn head(&self) -> u64 {
         self.head.load(Ordering::Acquire)
+    }
+
+    /// Notes the log, when it is open.
+    pub fn set_log(&self, log: Arc<dyn RoomLog>) {
+        self.set_epoch(log.epoch());
+        // There is one log in a process' life.
+        let _ = self.log.set(log);
     }
 
     /// Notes the log's epoch.

@@ -3,10 +3,11 @@
 //! Lock order: presence, then the feed, then a queue.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
 use parking_lot::Mutex;
-use rustc_hash::FxHashSet;
+use rustc_hash::FxHashMap;
 
 use super::bus::{Claims, PresenceBus};
 use super::hub::Settings;
@@ -51,7 +52,7 @@ pub struct Join {
 struct Members {
     presence: Presence,
     /// All connections in the room, hidden ones too.
-    connections: FxHashSet<ConnId>,
+    connections: FxHashMap<ConnId, Mode>,
     /// The room has been given up; whoever still finds it must look again.
     gone: bool,
     announcing: bool,
@@ -62,7 +63,7 @@ pub struct Room {
     feed: Arc<Feed>,
     members: Mutex<Members>,
     /// A resume from a lower `seq` has missed what retention took.
-    trimmed_to: u64,
+    trimmed_to: AtomicU64,
     bus: Option<Arc<dyn PresenceBus>>,
 }
 
@@ -84,20 +85,18 @@ pub(super) struct Told<'a> {
 /// The room was given up while it was being looked for.
 pub(super) struct Gone(pub(super) Join);
 
-/// The log as a join sees it.
-pub(super) struct LogView<'a> {
-    pub(super) epoch: &'a str,
-    /// The store's highest `seq`.
-    pub(super) head: u64,
-}
-
 impl Room {
     pub(super) fn new(feed: Feed, trimmed_to: u64, bus: Option<Arc<dyn PresenceBus>>) -> Self {
         let mut members = Members::default();
         if bus.is_some() {
             members.presence = Presence::for_bus();
         }
-        Self { feed: Arc::new(feed), members: Mutex::new(members), trimmed_to, bus }
+        Self {
+            feed: Arc::new(feed),
+            members: Mutex::new(members),
+            trimmed_to: AtomicU64::new(trimmed_to),
+            bus,
+        }
     }
 
     /// Takes over who is in the room by other instances, before anybody joins here. The
@@ -144,13 +143,8 @@ impl Room {
     }
 
     /// Lets a connection in: `room_joined` into its lane, then its seat. Returns whether
-    /// presence has to be announced.
-    pub(super) fn join(
-        &self,
-        join: Join,
-        log: &LogView<'_>,
-        settings: &Settings,
-    ) -> Result<Joined, Gone> {
+    /// presence has to be announced. `head`: the log's highest `seq`.
+    pub(super) fn join(&self, join: Join, head: u64, settings: &Settings) -> Result<Joined, Gone> {
         let mut members = self.members.lock();
         if members.gone {
             return Err(Gone(join));
@@ -161,14 +155,16 @@ impl Room {
             return Ok(Joined { announce: false, resumed: None });
         }
         members.presence.show();
-        if members.connections.insert(join.queue.conn()) && !join.hidden {
+        if members.connections.insert(join.queue.conn(), join.mode).is_none() && !join.hidden {
             members.presence.join(&join.client, join.queue.conn());
         }
         let announce = members.wants_announcing();
+        let epoch = self.feed.with(|state| state.epoch());
+        let trimmed_to = self.trimmed_to.load(Ordering::Relaxed);
         let resumed = join.since.as_ref().map(|since| {
-            if since.epoch != log.epoch || since.seq > log.head {
+            if since.epoch != *epoch || since.seq > head {
                 ResumeOutcome::Unknown
-            } else if since.seq < self.trimmed_to {
+            } else if since.seq < trimmed_to {
                 ResumeOutcome::TooOld
             } else {
                 ResumeOutcome::Recovered
@@ -182,7 +178,7 @@ impl Room {
                 mode: join.mode,
                 flat: join.flat,
                 recovered,
-                epoch: log.epoch,
+                epoch: &epoch,
             };
             let (text, walk) = self.room_joined(&told, &members.presence, state, settings);
             join.queue.push(frame::text_frame(&text), Weight::Free);
@@ -207,7 +203,7 @@ impl Room {
         settings: &Settings,
     ) {
         let mut members = self.members.lock();
-        if !members.connections.contains(&queue.conn()) {
+        if !members.connections.contains_key(&queue.conn()) {
             return;
         }
         members.presence.show();
@@ -218,6 +214,32 @@ impl Room {
             let (text, walk) = self.room_joined(told, &members.presence, state, settings);
             queue.push(frame::text_frame(&text), Weight::Free);
             self.feed.reset(state, queue.conn(), walk);
+        });
+    }
+
+    /// Starts over with what the log says now: every subscriber gets `room_joined` again,
+    /// without an id, and nothing of before comes after it.
+    pub(super) fn renew(
+        &self,
+        epoch: Arc<str>,
+        seq: u64,
+        trimmed_to: u64,
+        newest: &[PositionEvent],
+        settings: &Settings,
+    ) {
+        let mut members = self.members.lock();
+        self.trimmed_to.store(trimmed_to, Ordering::Relaxed);
+        members.presence.show();
+        self.feed.with(|state| {
+            state.renew(epoch.clone(), seq, newest);
+            for (queue, events) in state.subscribers() {
+                let Some(mode) = members.connections.get(&queue.conn()).copied() else { continue };
+                let flat = events == Events::PositionsOnly;
+                let told = Told { id: None, mode, flat, recovered: false, epoch: &epoch };
+                let (text, walk) = self.room_joined(&told, &members.presence, state, settings);
+                queue.push(frame::text_frame(&text), Weight::Free);
+                self.feed.reset(state, queue.conn(), walk);
+            }
         });
     }
 
@@ -264,7 +286,7 @@ impl Room {
     ) -> Left {
         self.feed.unsubscribe(conn);
         let mut members = self.members.lock();
-        if members.connections.remove(&conn) && !hidden {
+        if members.connections.remove(&conn).is_some() && !hidden {
             members.presence.leave(client, reason);
         }
         if !announced {

@@ -22,6 +22,7 @@ use crate::limits::{Addresses, HandshakeRate, TrustedProxies};
 use crate::listener::{Front, Handshakes, Listener, Pages, bind};
 use crate::phase::{self, PhaseSetter, PhaseWatch};
 use crate::plane::{Hold, Plane};
+use crate::room_log::nats::StreamError;
 use crate::room_log::{LockError, OpenError};
 use crate::rooms::{Announcer, Distributor, Hub};
 use crate::shutdown::{
@@ -37,6 +38,7 @@ mod opening;
 mod settings;
 
 use neighbours::Neighbours;
+use opening::Opening;
 
 pub(crate) use settings::token_settings;
 
@@ -69,6 +71,9 @@ pub enum StartError {
     /// The broker refuses this process, or a setting of `[nats]` cannot work.
     #[error(transparent)]
     Broker(#[from] BrokerError),
+    /// The stream of the broker cannot be used.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The system has no threads or descriptors left.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
@@ -251,7 +256,7 @@ impl Server {
             log: log.clone(),
             plane: plane.clone(),
             auth,
-            metrics,
+            metrics: metrics.clone(),
             phase: watch,
             settings: settings::connection_settings(&config, instance_id.clone()),
         });
@@ -278,11 +283,12 @@ impl Server {
         tokio::spawn(listener.run());
 
         // Clients may connect meanwhile; what they ask for is held.
+        let opening = Opening { instance: &instance_id, plane: &plane, metrics: &metrics };
         let opened = tokio::select! {
-            opened = opening::open(&config, &instance_id, &plane, log_events) => opened?,
+            opened = opening::open(&config, opening, log_events) => opened?,
             Some(trigger) = triggers.recv() => return Ok(coordinator.run(trigger, triggers).await),
         };
-        hub.set_epoch(opened.log.epoch());
+        hub.set_log(opened.log.clone());
         log.set(opened.log);
         if let Some(link) = opened.link {
             // Before anybody is in a room: joins are held until the plane opens.

@@ -11,7 +11,8 @@ use super::{StartError, settings};
 use crate::broker::{self, Link};
 use crate::config::{self, Config, Engine};
 use crate::plane::{Hold, Plane};
-use crate::room_log::{Embedded, Lock, LockError, LogEvent, RoomLog};
+use crate::room_log::{Embedded, Lock, LockError, LogEvent, Nats, RoomLog};
+use crate::telemetry::Metrics;
 
 /// A short look at the lock before anybody is told of a wait.
 const LOCK_GLANCE: Duration = Duration::from_millis(50);
@@ -19,6 +20,14 @@ const LOCK_GLANCE: Duration = Duration::from_millis(50);
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// How often the log says that the broker is still waited for.
 const SAY_AGAIN: Duration = Duration::from_secs(10);
+
+/// What opening needs of the process.
+#[derive(Clone, Copy)]
+pub(super) struct Opening<'a> {
+    pub(super) instance: &'a str,
+    pub(super) plane: &'a Plane,
+    pub(super) metrics: &'a Arc<Metrics>,
+}
 
 /// An open room log.
 pub(super) struct Opened {
@@ -30,13 +39,12 @@ pub(super) struct Opened {
 /// Opens the log. Waits for another process's lock for a while, for a broker for ever.
 pub(super) async fn open(
     config: &Config,
-    instance: &str,
-    plane: &Plane,
+    process: Opening<'_>,
     events: mpsc::UnboundedSender<LogEvent>,
 ) -> Result<Opened, StartError> {
     match config.room_log.engine {
-        Engine::Embedded => embedded(&config.room_log, plane, events).await,
-        Engine::Nats => nats(config, instance, plane, events).await,
+        Engine::Embedded => embedded(&config.room_log, process.plane, events).await,
+        Engine::Nats => nats(config, process, events).await,
     }
 }
 
@@ -71,22 +79,46 @@ async fn embedded(
 
 async fn nats(
     config: &Config,
-    instance: &str,
-    plane: &Plane,
-    _events: mpsc::UnboundedSender<LogEvent>,
+    process: Opening<'_>,
+    events: mpsc::UnboundedSender<LogEvent>,
 ) -> Result<Opened, StartError> {
-    let _link = connect(settings::broker_settings(&config.nats, instance), plane).await?;
-    Err(StartError::System(std::io::Error::other("room_log.engine = \"nats\" is not built in yet")))
+    let mut waiting = Waiting { plane: process.plane, said: None };
+    let link = connect(settings::broker_settings(&config.nats, process.instance), &mut waiting);
+    let link = link.await?;
+    let stream = &config.nats.stream;
+    process.plane.hold(Hold::Startup, format!("opening the stream {stream} at {}", link.urls()));
+    let settings = settings::stream_settings(config);
+    let log = loop {
+        let metrics = process.metrics.clone();
+        match Nats::open(link.clone(), settings.clone(), metrics, events.clone()).await {
+            Ok(log) => break log,
+            Err(error) if error.is_temporary() => waiting.say(&error),
+            Err(error) => return Err(error.into()),
+        }
+        sleep(ASK_AGAIN).await;
+    };
+    tracing::info!(
+        event = "room_log.open",
+        engine = %Engine::Nats,
+        url = link.urls(),
+        stream,
+        replicas = config.nats.replicas,
+        epoch = &*log.epoch(),
+        "room log: open"
+    );
+    Ok(Opened { log: Arc::new(log), link: Some(link) })
 }
 
 /// Connects, trying again for as long as no server answers. Whatever trying again does not
 /// help is an error: at the start somebody is there to read it.
-async fn connect(settings: broker::Settings, plane: &Plane) -> Result<Link, StartError> {
-    let mut waiting = Waiting::default();
+async fn connect(
+    settings: broker::Settings,
+    waiting: &mut Waiting<'_>,
+) -> Result<Link, StartError> {
     loop {
         match Link::connect(settings.clone()).await {
             Ok(link) => return Ok(link),
-            Err(error) if error.is_temporary() => waiting.say(&error, plane),
+            Err(error) if error.is_temporary() => waiting.say(&error),
             Err(error) => return Err(error.into()),
         }
         sleep(ASK_AGAIN).await;
@@ -94,14 +126,14 @@ async fn connect(settings: broker::Settings, plane: &Plane) -> Result<Link, Star
 }
 
 /// What is said while the broker is waited for: readiness always, the log now and then.
-#[derive(Default)]
-struct Waiting {
+struct Waiting<'a> {
+    plane: &'a Plane,
     said: Option<Instant>,
 }
 
-impl Waiting {
-    fn say(&mut self, error: &dyn std::error::Error, plane: &Plane) {
-        plane.hold(Hold::Startup, format!("waiting for the broker: {error}"));
+impl Waiting<'_> {
+    fn say(&mut self, error: &dyn std::error::Error) {
+        self.plane.hold(Hold::Startup, format!("waiting for the broker: {error}"));
         if self.said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
             self.said = Some(Instant::now());
             tracing::warn!(

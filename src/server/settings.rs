@@ -115,6 +115,17 @@ pub(super) fn broker_settings(config: &config::Nats, instance: &str) -> broker::
     }
 }
 
+pub(super) fn stream_settings(config: &Config) -> room_log::nats::Settings {
+    let log = &config.room_log;
+    room_log::nats::Settings {
+        replicas: config.nats.replicas,
+        retention_age: log.retention_age,
+        retention_bytes: log.retention_bytes,
+        newest_age: log.newest_age,
+        dedup_window: log.dedup_window,
+    }
+}
+
 pub(super) fn cluster_settings(config: &Config, instance_id: Arc<str>) -> cluster::Settings {
     let generation = config.server.generation.as_str().into();
     // What an instance whose clients have somewhere to go tells them.
