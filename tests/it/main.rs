@@ -44,6 +44,7 @@ mod peers;
 mod plane;
 mod protocol;
 mod rolling;
+mod several;
 mod shutdown;
 mod slow;
 mod smoke;

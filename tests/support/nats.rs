@@ -39,7 +39,8 @@ impl Options {
     }
 }
 
-fn program() -> PathBuf {
+/// The program; a test that needs it fails without it.
+pub fn program() -> PathBuf {
     let places = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&places)
         .chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from))
