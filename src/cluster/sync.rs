@@ -205,7 +205,7 @@ impl Core {
         asked.members.extend(list.members);
         if list.last {
             let members = std::mem::take(&mut asked.members).into_iter().collect();
-            self.replace(&key.0, &key.1, list.version, members);
+            self.replace(&key.0, &key.1, list.version, &members);
             self.answered(&key);
         }
     }
@@ -228,7 +228,7 @@ impl Core {
         }
     }
 
-    fn replace(&mut self, peer: &Node, room: &RoomId, version: u64, members: FxHashSet<ClientId>) {
+    fn replace(&mut self, peer: &Node, room: &RoomId, version: u64, members: &FxHashSet<ClientId>) {
         let stops = self.leaving.contains(peer);
         let Some(lists) = self.rooms.get_mut(room) else { return };
         let list = lists.theirs.entry(peer.clone()).or_default();
@@ -237,12 +237,12 @@ impl Core {
         }
         list.version = version;
         if !stops {
-            let gone: Vec<ClientId> = list.members.difference(&members).cloned().collect();
+            let gone: Vec<ClientId> = list.members.difference(members).cloned().collect();
             for client in gone {
                 lists.remove(peer, &client, LeaveReason::Disconnected);
             }
         }
-        for client in &members {
+        for client in members {
             // Who came back from an instance that stops is not expected again.
             if stops && lists.elsewhere(peer, client) {
                 continue;

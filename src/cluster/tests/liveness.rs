@@ -31,7 +31,9 @@ async fn the_dead_are_noticed_within_three_heartbeats_and_told_once() {
         c.join(name, "s");
     }
     sleep(ms(1000)).await;
-    (a.told(xa), b.told(xb), b.told(other));
+    a.told(xa);
+    b.told(xb);
+    b.told(other);
     let killed = Instant::now();
     c.kill(&mesh);
     sleep_until(killed + ms(1900)).await;
@@ -52,7 +54,8 @@ async fn an_outage_of_the_broker_makes_nobody_lost() {
     let [mut a, mut b, mut c] = three(&mesh).await;
     let (xa, _xb, xc) = (a.join("xa", "r"), b.join("xb", "r"), c.join("xc", "r"));
     sleep(ms(1000)).await;
-    (a.told(xa), c.told(xc));
+    a.told(xa);
+    c.told(xc);
     for name in ["a", "b", "c"] {
         mesh.set_up(name, false);
     }
@@ -78,7 +81,8 @@ async fn who_is_cut_off_declares_nobody_lost_and_comes_back() {
     let [mut a, mut b, mut c] = three(&mesh).await;
     let (xa, _xb, xc) = (a.join("xa", "r"), b.join("xb", "r"), c.join("xc", "r"));
     sleep(ms(1000)).await;
-    (a.told(xa), c.told(xc));
+    a.told(xa);
+    c.told(xc);
     mesh.set_up("c", false);
     sleep(ms(1000)).await;
     let late = a.join("late", "r");
@@ -154,7 +158,9 @@ async fn a_planned_stop_keeps_its_members_until_each_is_back() {
     let _ = c.join("makes", "quiet");
     a.join("here too", "r");
     sleep(ms(1000)).await;
-    (a.told(xa), b.told(xb), b.told(quiet));
+    a.told(xa);
+    b.told(xb);
+    b.told(quiet);
 
     let stopped = Instant::now();
     c.cluster.set_away(true);
@@ -216,7 +222,8 @@ async fn an_evacuated_client_is_kept_by_the_instance_that_lives_on() {
     let (xa, xb) = (a.join("xa", "r"), b.join("xb", "r"));
     let [back, gone] = ["back", "gone"].map(|name| a.join(name, "r"));
     sleep(ms(1000)).await;
-    (a.told(xa), b.told(xb));
+    a.told(xa);
+    b.told(xb);
     a.cluster.set_away(true);
     for id in [back, gone] {
         a.leave(id, LeaveReason::ServerShuttingDown);

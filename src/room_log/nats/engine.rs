@@ -36,7 +36,7 @@ use crate::telemetry::Metrics;
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(50);
 /// How long a room that nobody needs any more is still listened to.
-const LINGER: Duration =
+pub(super) const LINGER: Duration =
     if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(2) };
 /// Events of the feeds that are applied at once.
 const TAKEN_AT_ONCE: usize = 4096;

@@ -1,8 +1,8 @@
 //! An event as it stands in the stream: subject, headers and payload (README, "The log
 //! in a stream").
 //!
-//! `STREAM.live.ROOM.VEHICLE` holds what was newest when it was stored, ascending by the
-//! time of the fix; `STREAM.late.ROOM.VEHICLE` what was late or came with an upload. The
+//! `STREAM.log.live.ROOM.VEHICLE` holds what was newest when it was stored, ascending by the
+//! time of the fix; `STREAM.log.late.ROOM.VEHICLE` what was late or came with an upload. The
 //! server copies every stored event to `STREAM.feed.…`, where the instances listen.
 
 use std::borrow::Cow;
@@ -57,23 +57,23 @@ impl Subjects {
     }
 
     /// What the stream takes.
-    pub(super) fn all(&self) -> [String; 2] {
-        [Kind::Live, Kind::Late].map(|kind| format!("{}.{}.*.*", self.stream, kind.token()))
+    pub(super) fn all(&self) -> [String; 1] {
+        [format!("{}.log.*.*.*", self.stream)]
     }
 
     /// What is republished, and where to.
     pub(super) fn republish(&self) -> (String, String) {
-        (format!("{}.>", self.stream), format!("{}.feed.>", self.stream))
+        (format!("{}.log.>", self.stream), format!("{}.feed.>", self.stream))
     }
 
     /// Where one vehicle's events go.
     pub(super) fn of(&self, kind: Kind, room: &str, vehicle: &str) -> String {
-        format!("{}.{}.{room}.{vehicle}", self.stream, kind.token())
+        format!("{}.log.{}.{room}.{vehicle}", self.stream, kind.token())
     }
 
     /// All events of a room, as stored. The room is a token.
     pub(super) fn room(&self, room: &str) -> String {
-        format!("{}.*.{room}.*", self.stream)
+        format!("{}.log.*.{room}.*", self.stream)
     }
 
     /// The live events of a room, as stored.
@@ -83,7 +83,7 @@ impl Subjects {
 
     /// All events of one vehicle, as stored.
     pub(super) fn vehicle(&self, room: &str, vehicle: &str) -> String {
-        format!("{}.*.{room}.{vehicle}", self.stream)
+        format!("{}.log.*.{room}.{vehicle}", self.stream)
     }
 
     /// All events of a room, as republished.
@@ -94,7 +94,7 @@ impl Subjects {
     /// Kind, room's token and vehicle of a subject, stored or republished.
     fn parse(&self, subject: &str) -> Option<(Kind, VehicleId)> {
         let rest = subject.strip_prefix(&*self.stream)?.strip_prefix('.')?;
-        let rest = rest.strip_prefix("feed.").unwrap_or(rest);
+        let rest = rest.strip_prefix("feed.").or_else(|| rest.strip_prefix("log."))?;
         let mut tokens = rest.split('.');
         let kind = match tokens.next()? {
             "live" => Kind::Live,

@@ -78,6 +78,9 @@ pub struct Nats {
     commands: mpsc::UnboundedSender<Command>,
     epoch: Arc<RwLock<Arc<str>>>,
     reader: Reader,
+    /// How many events of the feeds are yet to be lost on purpose.
+    #[cfg(test)]
+    losing: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl Nats {
@@ -101,8 +104,16 @@ impl Nats {
         let engine =
             Engine::new(api, reader.clone(), settings, metrics, events, receiver, epoch.clone())
                 .await?;
+        #[cfg(test)]
+        let losing = engine.losing.clone();
         tokio::spawn(engine.run());
-        Ok(Self { commands, epoch, reader })
+        Ok(Self {
+            commands,
+            epoch,
+            reader,
+            #[cfg(test)]
+            losing,
+        })
     }
 
     fn tell(&self, command: Command) {

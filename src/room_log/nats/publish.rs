@@ -37,6 +37,8 @@ pub(super) struct Part {
     vehicle: VehicleNo,
     id: Box<str>,
     late: bool,
+    /// The condition of the last attempt.
+    after: u64,
     attempt: u32,
     done: Option<(u64, Verdict)>,
 }
@@ -77,7 +79,7 @@ impl Engine {
                 ),
             };
             let id = id.into();
-            parts.push(Part { room, vehicle, id, late: false, attempt: 0, done: None });
+            parts.push(Part { room, vehicle, id, late: false, after: 0, attempt: 0, done: None });
         }
         let sender = append.sender;
         self.pending.insert(number, Pending { append, parts, releases });
@@ -243,6 +245,7 @@ impl Engine {
             return;
         };
         part.late = late;
+        part.after = after;
         part.attempt += 1;
         let attempt = part.attempt;
         let reply = format!("{}.{number}.{at}.{attempt}", self.inbox);
@@ -299,7 +302,7 @@ impl Engine {
         let Some(part) = self.pending.get(&number).map(|pending| &pending.parts[at]) else {
             return;
         };
-        let (room_no, vehicle, late) = (part.room, part.vehicle, part.late);
+        let (room_no, vehicle, late, after) = (part.room, part.vehicle, part.late, part.after);
         let quiet = self.pending.get(&number).is_some_and(|pending| pending.append.quiet);
         let room = &mut self.rooms[room_no];
         if room.upto < seq || room.phase != Phase::Live {
@@ -311,9 +314,13 @@ impl Engine {
             Then::Stored => self.complete(number, at, seq, Verdict::Stored { newest: !late }),
             Then::Duplicate => self.complete(number, at, seq, Verdict::Duplicate),
             Then::Judge => {
-                // What retention took, or a late one from before the load.
                 let kind = if late || quiet { Kind::Late } else { Kind::Live };
-                room.track(vehicle).set_last(kind, seq);
+                let track = room.track(vehicle);
+                // Unless it was heard meanwhile: what retention took, or a late one from
+                // before the load.
+                if track.last(kind) == after {
+                    track.set_last(kind, seq);
+                }
                 self.judge(number, at);
             }
         }

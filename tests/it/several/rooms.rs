@@ -96,6 +96,7 @@ async fn a_resume_holds_on_another_instance() {
 
     // The past is the same, too.
     let history = watcher.request("history", json!({ "roomId": "r" })).await;
+    assert_eq!(history["type"], "history", "{history}");
     let past: Vec<u64> = history["payload"]["positions"]
         .as_array()
         .unwrap()
