@@ -30,6 +30,7 @@ mod container;
 mod control_frames;
 mod crash;
 mod dashboards;
+mod demo;
 mod deploy;
 mod drain;
 mod fleet;
