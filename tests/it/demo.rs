@@ -16,6 +16,9 @@ use serde_json::{Value, json};
 
 use crate::harness::{PATIENCE, raw};
 
+/// Connections of the whole fleet: one a synthetic vehicle, one a recording.
+const FLEET: u64 = 33;
+
 /// A demo whose lines are read as they come.
 struct Demo {
     child: Child,
@@ -65,6 +68,18 @@ impl Demo {
         let line = self.line("milepost demo: open http://");
         let (_, rest) = line.split_once("http://").unwrap();
         rest.split('/').next().unwrap().parse().unwrap()
+    }
+
+    /// The public port, once the whole fleet is connected: from then on a shutdown takes as
+    /// long as it takes to tell it.
+    fn address_with_fleet(&self) -> SocketAddr {
+        let address = self.address();
+        let mut http = raw::connect(address);
+        within("the fleet is there", || {
+            let health = request(&mut http, "GET", "/health", "").1;
+            (health["clients"] == FLEET).then_some(())
+        });
+        address
     }
 
     fn signal(&self, signal: Signal) {
@@ -276,7 +291,7 @@ async fn the_recordings_move() {
 #[test]
 fn ctrl_c_ends_everything() {
     let mut demo = Demo::start(&[]);
-    demo.address();
+    demo.address_with_fleet();
     let servers = demo.servers();
     assert_eq!(servers.len(), 1);
     demo.signal(Signal::INT);
@@ -289,8 +304,7 @@ fn ctrl_c_ends_everything() {
 #[test]
 fn ctrl_c_during_a_deploy_ends_both() {
     let mut demo = Demo::start(&[]);
-    let address = demo.address();
-    let mut http = raw::connect(address);
+    let mut http = raw::connect(demo.address_with_fleet());
     assert_eq!(request(&mut http, "POST", "/demo/deploy", "").0, 202);
     // The old one is stopping and has clients, the new one waits for it.
     demo.line("shutdown.notify");
@@ -304,10 +318,9 @@ fn ctrl_c_during_a_deploy_ends_both() {
 #[test]
 fn a_second_ctrl_c_forces_it() {
     let mut demo = Demo::start(&[]);
-    demo.address();
+    demo.address_with_fleet();
     let servers = demo.servers();
     demo.signal(Signal::INT);
-    // The fleet is connected: its notice alone takes longer than the next signal.
     demo.line("shutdown.stop_accepting");
     demo.signal(Signal::INT);
     assert_eq!(demo.code(), Some(130));
@@ -317,7 +330,7 @@ fn a_second_ctrl_c_forces_it() {
 #[test]
 fn no_server_outlives_a_demo_that_is_killed() {
     let mut demo = Demo::start(&[]);
-    demo.address();
+    demo.address_with_fleet();
     let servers = demo.servers();
     assert_eq!(servers.len(), 1);
     demo.signal(Signal::KILL);
