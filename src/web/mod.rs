@@ -1,4 +1,7 @@
-//! What people see in a browser: the status page, embedded in the binary.
+//! What people see in a browser: the status page, embedded in the binary, and the client
+//! library for pages of their own.
+
+mod client;
 
 use hyper::http::{HeaderValue, Response, StatusCode, header};
 
@@ -12,12 +15,15 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
 /// The pages of the public port.
 #[derive(Debug, Clone, Copy)]
 pub struct Site {
-    /// `server.map`: whether there are pages at all.
+    /// `server.map`: whether there are pages at all. The client library is there always.
     pub enabled: bool,
 }
 
 impl Pages for Site {
     fn page(&self, path: &str) -> Option<Response<Body>> {
+        if let Some(module) = client::module(path) {
+            return Some(module);
+        }
         if !self.enabled {
             return None;
         }
