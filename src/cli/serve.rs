@@ -106,7 +106,7 @@ where
             reload();
         }
     })?;
-    let site = Site { enabled: config.server.map };
+    let site = Site::new(&config.server);
     let context = Context {
         instance_id,
         metrics,
