@@ -83,7 +83,7 @@ async fn serve(config: Config, args: ServeArgs, sink: Sink) -> Result<Outcome, S
             reload();
         }
     })?;
-    let site = Site { enabled: config.server.map };
+    let site = Site::new(&config.server);
     let context = Context {
         instance_id: instance_id.clone(),
         metrics,

@@ -23,6 +23,11 @@ pub struct Server {
     pub allowed_origins: Option<Vec<String>>,
     /// Whether plain GET `/` is the live map.
     pub map: bool,
+    /// A template of map tiles (`https://…/{z}/{x}/{y}.png`) that the live map shows above
+    /// its own base map, which needs no server.
+    pub map_tiles: Option<String>,
+    /// Whom the live map names as the source of the tiles; plain text.
+    pub map_attribution: Option<String>,
 }
 
 impl Default for Server {
@@ -32,6 +37,8 @@ impl Default for Server {
             max_connections: 16_000,
             allowed_origins: None,
             map: true,
+            map_tiles: None,
+            map_attribution: None,
         }
     }
 }

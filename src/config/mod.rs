@@ -16,6 +16,7 @@ mod room_log;
 mod secret;
 mod shutdown;
 mod sources;
+mod tiles;
 pub mod units;
 mod validate;
 mod warnings;
@@ -31,6 +32,7 @@ pub use room_log::{Engine, RoomLog};
 pub use secret::Secret;
 pub use shutdown::Shutdown;
 pub use sources::Sources;
+pub use tiles::tile_origin;
 
 /// The whole configuration, one field a section.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::units::{format_duration, format_size};
-use super::{AuthMode, Config, ConfigError};
+use super::{AuthMode, Config, ConfigError, tile_origin};
 use crate::budget::Budget;
 
 /// Algorithms by the kind of key that they need.
@@ -54,6 +54,19 @@ impl Check<'_> {
         let Config { server, admin, .. } = self.config;
         if server.max_connections == 0 {
             self.problem(&["server.max_connections"], "server.max_connections: must be at least 1");
+        }
+        if let Some(template) = &server.map_tiles
+            && let Err(expected) = tile_origin(template)
+        {
+            let text = format!("server.map_tiles: found {template:?}, {expected}");
+            self.problem(&["server.map_tiles"], &text);
+        }
+        if server.map_attribution.is_some() && server.map_tiles.is_none() {
+            self.problem(
+                &["server.map_attribution"],
+                "server.map_attribution: is set, but server.map_tiles, whose source it names, is \
+                 not",
+            );
         }
         let same = |a: SocketAddr, b: SocketAddr| {
             let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
