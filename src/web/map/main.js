@@ -7,6 +7,7 @@ import { ConnectionPanel } from "./connection.js";
 import { Deploy } from "./deploy.js";
 import { Detail } from "./detail.js";
 import { Fleet } from "./fleet.js";
+import { latitudeOf, longitudeOf } from "./geo.js";
 import { History } from "./history.js";
 import { VehicleLayer } from "./layer.js";
 import { VehicleList } from "./list.js";
@@ -252,6 +253,10 @@ Object.defineProperty(globalThis, "milepost", {
     },
     get vehicles() {
       return [...fleet.vehicles.values()].map(({ position }) => position);
+    },
+    /** Where every vehicle is drawn at this moment. */
+    get drawn() {
+      return [...fleet.vehicles.values()].map(({ id, x, y, px, py, fixAt, drawnAs }) => ({ vehicleId: id, latitude: latitudeOf(y), longitude: longitudeOf(x), px, py, fixAt, status: drawnAs }));
     },
     get drawing() {
       return { ...layer.stats };
