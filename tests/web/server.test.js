@@ -28,7 +28,7 @@ async function inLog(server, room) {
 const numbers = (count) => Array.from({ length: count }, (_, n) => n);
 
 describe("the main path", { concurrency: 4 }, async () => {
-  const server = await Server.start();
+  const server = await Server.start({ "limits.message_rate": 0 });
 
   it("shows each position once and in order", async () => {
     const [viewer, bus] = ["viewer", "bus"].map((clientId) => connect(server.url, { clientId }));
@@ -67,11 +67,12 @@ describe("the main path", { concurrency: 4 }, async () => {
   it("gives late comers the newest of each vehicle", async () => {
     const bus = connect(server.url, { clientId: "gateway" });
     await bus.join("snapshot", { mode: "publish" });
+    const sent = [];
     for (let n = 0; n < 600; n++) {
       const vehicleId = `vehicle-${n % 300}`;
-      bus.publish({ ...position(n), note: "x".repeat(200) }, { vehicleId }).catch(() => {});
-      if (n % 50 === 49) await new Promise((resolve) => setTimeout(resolve, 520));
+      sent.push(bus.publish({ ...position(n), note: "x".repeat(200) }, { vehicleId }));
     }
+    await Promise.all(sent);
     const viewer = connect(server.url, { clientId: "late" });
     const pages = collect(viewer, "snapshot");
     const room = await viewer.join("snapshot", { mode: "subscribe" });
@@ -143,7 +144,7 @@ describe("the main path", { concurrency: 4 }, async () => {
     assert.deepEqual(seen.slice(0, 5).map(({ note }) => note), hostile);
     assert.deepEqual([...room.positions.keys()], ["<script>", "__proto__", "constructor", "<i>"]);
     assert.equal({}.note, undefined);
-    assert.ok(room.members.has("<script>"));
+    await until(() => room.members.has("<script>"));
   });
 
   it("says what was wrong with a request", async () => {
@@ -399,14 +400,14 @@ describe("tokens", { concurrency: 4 }, () => {
   it("are renewed on the connection before they expire", async () => {
     const server = await start({ "auth.leeway": "0s" });
     let asked = 0;
-    const bus = connect(server.url, { token: () => mint("bus", (asked += 1) === 1 ? "4s" : "1h") });
+    const bus = connect(server.url, { token: () => mint("bus", (asked += 1) === 1 ? "2s" : "1h") });
     const closes = collect(bus, "close");
     const expiring = next(bus, "tokenExpiring");
     await bus.join("renewed");
     await expiring;
     await until(() => asked === 2);
     // Past the end of the first token the connection is still the same one.
-    await new Promise((resolve) => setTimeout(resolve, 4500));
+    await new Promise((resolve) => setTimeout(resolve, 2500));
     await bus.publish(position(0));
     assert.equal(closes.length, 0);
     assert.equal(bus.counters.connects, 1);
@@ -451,7 +452,7 @@ describe("a reader that is too slow", { concurrency: 4 }, () => {
     const order = [];
     for (const type of ["lagging", "caughtUp"]) viewer.on(type, (event) => order.push({ type, ...event }));
     // More than the kernels' buffers take.
-    for (let n = 0; n < 8; n++) await burst();
+    for (let n = 0; n < 4; n++) await burst();
     socket.resume();
     await until(() => order.some(({ type }) => type === "caughtUp"));
     assert.equal(order[0].type, "lagging");
@@ -468,7 +469,7 @@ describe("a reader that is too slow", { concurrency: 4 }, () => {
     const { server, viewer, socket, burst, sent } = await slow({ "outgoing.slow_timeout": "1s" });
     const seen = collect(viewer, "position");
     const closes = collect(viewer, "close");
-    for (let n = 0; n < 8; n++) await burst();
+    for (let n = 0; n < 4; n++) await burst();
     const closed = await until(() => server.lines.find((line) => line.code === 4008));
     assert.equal(closed.event, "connection.closed");
     const moved = next(viewer, "moved");
