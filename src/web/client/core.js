@@ -279,7 +279,8 @@ export class Core {
     let at = Infinity;
     let rooms = 0;
     for (const { place } of this.rooms.values()) {
-      if (!place.subscribes) continue;
+      // A room that was never joined has no view that could be behind.
+      if (!place.subscribes || !place.established) continue;
       rooms += 1;
       at = Math.min(at, place.link === null ? 0 : this.sessions.staleAt(place.link));
     }
