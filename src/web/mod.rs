@@ -1,7 +1,9 @@
-//! What people see in a browser: the live map, embedded in the binary. The page asks this
-//! server for all it needs; only map tiles may come from another, if one is configured.
+//! What people see in a browser: the live map, embedded in the binary, and the client
+//! library that it and pages elsewhere use. The page asks this server for all it needs; only
+//! map tiles may come from another, if one is configured.
 
 mod assets;
+mod client;
 
 use bytes::Bytes;
 use hyper::http::{HeaderValue, Response, StatusCode, header};
@@ -13,7 +15,7 @@ use crate::listener::{Body, Pages, text};
 const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// The pages of the public port.
+/// The pages of the public port. The client library is there also without the map.
 #[derive(Debug, Clone)]
 pub struct Site {
     enabled: bool,
@@ -75,6 +77,9 @@ impl Site {
 
 impl Pages for Site {
     fn page(&self, path: &str) -> Option<Response<Body>> {
+        if let Some(module) = client::module(path) {
+            return Some(module);
+        }
         if !self.enabled {
             return None;
         }
