@@ -186,6 +186,22 @@ class Land extends L.GridLayer {
     pen.lineWidth = 1;
     pen.strokeStyle = this.colours.grid;
     pen.stroke();
+    const digits = Math.max(0, Math.ceil(-Math.log10(step)));
+    pen.fillStyle = this.colours.coast;
+    pen.font = "10px system-ui, sans-serif";
+    // In every fourth tile there are the degrees.
+    if (x % 4 === 0) {
+      for (let lat = Math.ceil(latitude(y + 1) / step) * step; lat < north; lat += step) {
+        const at = (worldY(lat) * size - y) * 256;
+        if (at > 12) pen.fillText(`${Math.abs(lat).toFixed(digits)}°${lat < 0 ? " S" : lat > 0 ? " N" : ""}`, 4, at - 3);
+      }
+    }
+    if (y % 4 === 0) {
+      for (let lon = Math.ceil(west / step) * step; lon < west + 360 / size; lon += step) {
+        const at = (worldX(lon) * size - x) * 256;
+        if (at < 210) pen.fillText(`${Math.abs(lon).toFixed(digits)}°${lon < 0 ? " W" : lon > 0 ? " E" : ""}`, at + 3, 12);
+      }
+    }
   }
 
   /** Other colours. */

@@ -48,8 +48,9 @@ const view = new View(() => {
   track.restyle();
 });
 const layer = new VehicleLayer(view.map, fleet, serverNow);
-const track = new History(view.map, session, {
+const track = new History(view, session, {
   shown: (on) => {
+    if (on) follow(false);
     layer.faint = on;
     document.body.classList.toggle("past", on);
     layer.invalidate();
@@ -93,7 +94,7 @@ function select(vehicle, centre) {
     document.body.classList.toggle("has-selection", vehicle !== null);
     if (vehicle) notices.announce(`${vehicle.name} selected.`);
   }
-  if (vehicle && centre && !view.map.getBounds().pad(-0.1).contains([vehicle.position.latitude, vehicle.position.longitude])) {
+  if (vehicle && centre && !view.sees([vehicle.position.latitude, vehicle.position.longitude])) {
     view.centre(vehicle, Math.max(view.map.getZoom(), 13));
   }
   layer.invalidate();
