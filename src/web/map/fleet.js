@@ -40,6 +40,8 @@ export class Vehicle {
   constructor(id) {
     this.id = id;
     this.name = clean(id, 64);
+    /** On the map. */
+    this.label = clean(id, 24);
     /** For the search. */
     this.folded = id.slice(0, 256).toLowerCase();
     /** @type {Set<string>} */

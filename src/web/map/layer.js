@@ -276,7 +276,7 @@ export class VehicleLayer {
     const grid = new Grid();
     for (const vehicle of inView) if (wanted.size > special.length) grid.take(vehicle.px - 7, vehicle.py - 7, 14, 14, vehicle);
     for (const vehicle of wanted) {
-      const name = this.sprites.label(vehicle.name, true);
+      const name = this.sprites.label(vehicle.label, true);
       const speed = kmh(vehicle.position.speed);
       const speedPicture = speed && inView.length <= MAX_LABELS / 2 ? this.sprites.label(speed, false) : null;
       const { ratio } = this.sprites;
