@@ -51,7 +51,14 @@ function read(buffer) {
       }
       return bounded(points);
     });
-  return { rings: lines(), borders: lines() };
+  const rings = lines();
+  // Who goes over the date line is there once more at the other side of the map.
+  const over = rings.filter(({ minX, maxX }) => minX < 0 || maxX > 1);
+  for (const { points, minX } of over) {
+    const shift = minX < 0 ? 1 : -1;
+    rings.push(bounded(points.map((value, i) => (i % 2 === 0 ? value + shift : value))));
+  }
+  return { rings, borders: lines() };
 }
 
 /**

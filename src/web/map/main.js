@@ -34,7 +34,7 @@ const session = new Session(fleet, {
   happened: (what) => {
     notices.happened(what);
     if (session.needsToken) askForToken();
-    if (what.type === "shutdown") void deploy.start();
+    if (what.type === "shutdown") deploy.changing();
   },
   moved: () => {
     layer.wake();
@@ -138,6 +138,7 @@ function refresh() {
   framed = 0;
   if (changed.has("rooms") || changed.has("members")) rooms.update();
   if (changed.has("state") || changed.has("rooms")) connection.update();
+  if (session.client?.state.status === "open") notices.clear("closed");
   if (changed.has("fleet") || changed.has("rooms")) {
     list.emptyText = emptyText();
     list.update();
