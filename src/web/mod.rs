@@ -1,6 +1,6 @@
 //! What people see in a browser: the live map, embedded in the binary, and the client
-//! library for pages of their own. The page asks this server for all it needs; only map
-//! tiles may come from another, if one is configured.
+//! library that it and pages elsewhere use. The page asks this server for all it needs; only
+//! map tiles may come from another, if one is configured.
 
 mod assets;
 mod client;
@@ -15,10 +15,9 @@ use crate::listener::{Body, Pages, text};
 const FOR_EVER: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// The pages of the public port.
+/// The pages of the public port. The client library is there also without the map.
 #[derive(Debug, Clone)]
 pub struct Site {
-    /// `server.map`: whether there are pages at all. The client library is there always.
     enabled: bool,
     page: String,
     /// What the page wants to know of the configuration.

@@ -51,7 +51,14 @@ function read(buffer) {
       }
       return bounded(points);
     });
-  return { rings: lines(), borders: lines() };
+  const rings = lines();
+  // Who goes over the date line is there once more at the other side of the map.
+  const over = rings.filter(({ minX, maxX }) => minX < 0 || maxX > 1);
+  for (const { points, minX } of over) {
+    const shift = minX < 0 ? 1 : -1;
+    rings.push(bounded(points.map((value, i) => (i % 2 === 0 ? value + shift : value))));
+  }
+  return { rings, borders: lines() };
 }
 
 /**
@@ -186,6 +193,22 @@ class Land extends L.GridLayer {
     pen.lineWidth = 1;
     pen.strokeStyle = this.colours.grid;
     pen.stroke();
+    const digits = Math.max(0, Math.ceil(-Math.log10(step)));
+    pen.fillStyle = this.colours.coast;
+    pen.font = "10px system-ui, sans-serif";
+    // In every fourth tile there are the degrees.
+    if (x % 4 === 0) {
+      for (let lat = Math.ceil(latitude(y + 1) / step) * step; lat < north; lat += step) {
+        const at = (worldY(lat) * size - y) * 256;
+        if (at > 12) pen.fillText(`${Math.abs(lat).toFixed(digits)}°${lat < 0 ? " S" : lat > 0 ? " N" : ""}`, 4, at - 3);
+      }
+    }
+    if (y % 4 === 0) {
+      for (let lon = Math.ceil(west / step) * step; lon < west + 360 / size; lon += step) {
+        const at = (worldX(lon) * size - x) * 256;
+        if (at < 210) pen.fillText(`${Math.abs(lon).toFixed(digits)}°${lon < 0 ? " W" : lon > 0 ? " E" : ""}`, at + 3, 12);
+      }
+    }
   }
 
   /** Other colours. */

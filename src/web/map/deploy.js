@@ -43,6 +43,11 @@ export class Deploy {
     if (now.phase !== "idle") void this.#watch();
   }
 
+  /** The server is being replaced, whoever asked for it. */
+  changing() {
+    if (!this.box.hidden) void this.#watch();
+  }
+
   /** @param {DemoState} now */
   #show({ phase, deploys }) {
     const busy = phase !== "idle";

@@ -29,11 +29,19 @@ const MIN_MOVE_MS = 120;
 /** Points of a trail. */
 const TRAIL = 64;
 
+/**
+ * The time of a fix, epoch milliseconds.
+ * @param {Position} position
+ */
+const fixOf = ({ timestamp, receivedAt }) => Date.parse(timestamp ?? receivedAt ?? "");
+
 export class Vehicle {
   /** @param {string} id */
   constructor(id) {
     this.id = id;
     this.name = clean(id, 64);
+    /** On the map. */
+    this.label = clean(id, 24);
     /** For the search. */
     this.folded = id.slice(0, 256).toLowerCase();
     /** @type {Set<string>} */
@@ -94,8 +102,7 @@ export class Vehicle {
   take(position, now, replayed, still) {
     const first = this.fixAt === -Infinity;
     const receivedAt = Date.parse(position.receivedAt ?? "");
-    const stated = Date.parse(position.timestamp ?? "");
-    const fixAt = Number.isNaN(stated) ? receivedAt : stated;
+    const fixAt = fixOf(position);
     if (fixAt < this.fixAt) return false;
     const gap = fixAt - this.fixAt;
     if (!replayed) {
@@ -177,13 +184,23 @@ export class Fleet {
   }
 
   /**
-   * The whole of a room: whoever is not in it is not there any more.
+   * A position of a room's snapshot, which is the truth: also if it is older than what was
+   * seen here, as after the room log was replaced.
    * @param {string} roomId
-   * @param {Iterable<Position>} positions
+   * @param {Position} position
    */
-  replace(roomId, positions) {
-    const there = new Set();
-    for (const position of positions) there.add(this.take(roomId, position, true).id);
+  restore(roomId, position) {
+    const known = this.vehicles.get(String(position.vehicleId));
+    if (known && known.rooms.has(roomId) && known.rooms.size === 1) known.fixAt = Math.min(known.fixAt, fixOf(position));
+    this.take(roomId, position, true);
+  }
+
+  /**
+   * Whoever is not among these is not in the room any more.
+   * @param {string} roomId
+   * @param {{has: (id: string) => boolean}} there
+   */
+  retain(roomId, there) {
     for (const vehicle of this.vehicles.values()) {
       if (vehicle.rooms.has(roomId) && !there.has(vehicle.id)) this.#leave(vehicle, roomId);
     }

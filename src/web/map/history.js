@@ -19,12 +19,13 @@ const UNKNOWN_MS = 120_000;
 
 export class History {
   /**
-   * @param {import("leaflet").Map} map
+   * @param {import("./view.js").View} view
    * @param {import("./session.js").Session} session
    * @param {{shown: (on: boolean) => void, announce: (text: string) => void}} page
    */
-  constructor(map, session, page) {
-    this.map = map;
+  constructor(view, session, page) {
+    this.view = view;
+    this.map = view.map;
     this.session = session;
     this.page = page;
     this.form = /** @type {HTMLFormElement} */ (byId("history-form"));
@@ -47,14 +48,13 @@ export class History {
     this.drawn = null;
     /** @type {import("leaflet").CircleMarker | null} */
     this.marker = null;
-    /** What is being loaded; another number: not any more. */
-    this.loading = 0;
-    this.isLoading = false;
+    /** Ends what is being loaded. @type {AbortController | null} */
+    this.loading = null;
 
     this.range.addEventListener("change", () => this.#rangeChanged());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (this.isLoading) this.#cancel("Stopped.");
+      if (this.loading) this.#cancel("Stopped.");
       else void this.#load();
     });
     this.slider.addEventListener("input", () => this.#scrub(Number(this.slider.value)));
@@ -83,8 +83,8 @@ export class History {
 
   /** @param {string} text */
   #cancel(text) {
-    this.loading += 1;
-    this.isLoading = false;
+    this.loading?.abort();
+    this.loading = null;
     say(this.load, "Load track");
     say(this.progress, text);
   }
@@ -121,8 +121,8 @@ export class History {
       return;
     }
     this.#clear();
-    const mine = ++this.loading;
-    this.isLoading = true;
+    const mine = new AbortController();
+    this.loading = mine;
     say(this.load, "Stop");
     say(this.progress, "Loading…");
     /** @type {Fix[]} */
@@ -132,12 +132,13 @@ export class History {
       const pages = client.history({
         room,
         vehicleId: vehicle.id,
-        from: new Date(from).toISOString(),
-        to: new Date(to).toISOString(),
-        limit: 1000,
+        from,
+        to,
+        pageSize: 1000,
+        signal: mine.signal,
       });
       let told = performance.now();
-      for await (const position of /** @type {AsyncIterable<any>} */ (pages)) {
+      for await (const position of pages) {
         if (this.loading !== mine) return;
         const before = track[track.length - 1];
         const longitude = position.longitude + (before ? Math.round((before.longitude - position.longitude) / 360) * 360 : 0);
@@ -209,7 +210,7 @@ export class History {
     this.player.hidden = false;
     this.page.shown(true);
     this.#scrub(this.track.length - 1);
-    this.map.fitBounds(all.pad(0.15), { maxZoom: 16, animate: false });
+    this.view.fitBounds(all);
   }
 
   /** @param {number} index */
@@ -223,8 +224,7 @@ export class History {
     const text = parts.join(" · ");
     say(this.readout, text);
     this.slider.setAttribute("aria-valuetext", text);
-    const bounds = this.map.getBounds();
-    if (!bounds.contains(this.marker.getLatLng())) this.map.panTo(this.marker.getLatLng(), { animate: false });
+    if (!this.view.sees(this.marker.getLatLng())) this.view.centreOn(this.marker.getLatLng());
   }
 
   /** Other colours. */

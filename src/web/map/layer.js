@@ -5,7 +5,7 @@
  * @module
  */
 import { nearest } from "./geo.js";
-import { LABEL_HEIGHT, Sprites, colours, drawShape } from "./sprites.js";
+import { LABEL_HEIGHT, Sprites, colours } from "./sprites.js";
 import { kmh } from "./text.js";
 
 /** @typedef {import("./fleet.js").Vehicle} Vehicle */
@@ -187,13 +187,14 @@ export class VehicleLayer {
       for (const vehicle of inView) if (vehicle !== selected) this.#trail(vehicle, project, 2, 0.55);
     }
     if (selected) this.#trail(selected, project, 3, 0.9);
-    const small = inView.length > SMALL_FROM;
+    const scaled = inView.length > SMALL_FROM ? 0.62 : 1;
     for (const vehicle of inView) {
       if (vehicle === selected) continue;
-      this.sprites.draw(pen, vehicle.drawnAs, vehicle.heading, vehicle.px, vehicle.py, small);
+      this.sprites.draw(pen, vehicle.drawnAs, vehicle.heading, vehicle.px, vehicle.py, scaled);
     }
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.globalAlpha = 1;
-    if (selected && inView.includes(selected)) this.#drawSelected(selected, serverNow);
+    if (selected && inView.includes(selected)) this.#drawSelected(selected);
     this.#drawLabels(old);
   }
 
@@ -240,31 +241,21 @@ export class VehicleLayer {
     pen.globalAlpha = before;
   }
 
-  /**
-   * @param {Vehicle} vehicle
-   * @param {number} serverNow
-   */
-  #drawSelected(vehicle, serverNow) {
+  /** @param {Vehicle} vehicle */
+  #drawSelected(vehicle) {
     const { pen } = this;
     const { accent, halo } = this.sprites.colours;
-    const status = vehicle.status(serverNow);
-    pen.save();
-    pen.translate(vehicle.px, vehicle.py);
     pen.beginPath();
-    pen.arc(0, 0, 17, 0, 7);
+    pen.arc(vehicle.px, vehicle.py, 17, 0, 7);
     pen.lineWidth = 5;
     pen.strokeStyle = halo;
     pen.stroke();
     pen.lineWidth = 2.5;
     pen.strokeStyle = accent;
     pen.stroke();
-    if (status === "live" && !Number.isNaN(vehicle.heading)) {
-      pen.rotate((vehicle.heading * Math.PI) / 180);
-      drawShape(pen, "arrow", this.sprites.colours, 1.15);
-    } else {
-      drawShape(pen, status === "live" ? "disc" : status, this.sprites.colours, 1.15);
-    }
-    pen.restore();
+    const { ratio } = this.sprites;
+    this.sprites.draw(pen, vehicle.drawnAs, vehicle.heading, vehicle.px, vehicle.py, 1.15);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   }
 
   /**
@@ -285,7 +276,7 @@ export class VehicleLayer {
     const grid = new Grid();
     for (const vehicle of inView) if (wanted.size > special.length) grid.take(vehicle.px - 7, vehicle.py - 7, 14, 14, vehicle);
     for (const vehicle of wanted) {
-      const name = this.sprites.label(vehicle.name, true);
+      const name = this.sprites.label(vehicle.label, true);
       const speed = kmh(vehicle.position.speed);
       const speedPicture = speed && inView.length <= MAX_LABELS / 2 ? this.sprites.label(speed, false) : null;
       const { ratio } = this.sprites;

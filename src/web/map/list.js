@@ -4,7 +4,7 @@
  * which only the visible rows exist.
  * @module
  */
-import { ago, bdi, byId, clean, count, kmh, make, plural, say } from "./text.js";
+import { ago, bdi, byId, count, kmh, make, plural, say } from "./text.js";
 
 /** @typedef {import("./fleet.js").Vehicle} Vehicle */
 /** @typedef {import("./fleet.js").Status} Status */

@@ -35,7 +35,7 @@ const session = new Session(fleet, {
   happened: (what) => {
     notices.happened(what);
     if (session.needsToken) askForToken();
-    if (what.type === "shutdown") void deploy.start();
+    if (what.type === "shutdown") deploy.changing();
   },
   moved: () => {
     layer.wake();
@@ -49,8 +49,9 @@ const view = new View(() => {
   track.restyle();
 });
 const layer = new VehicleLayer(view.map, fleet, serverNow);
-const track = new History(view.map, session, {
+const track = new History(view, session, {
   shown: (on) => {
+    if (on) follow(false);
     layer.faint = on;
     document.body.classList.toggle("past", on);
     layer.invalidate();
@@ -94,7 +95,7 @@ function select(vehicle, centre) {
     document.body.classList.toggle("has-selection", vehicle !== null);
     if (vehicle) notices.announce(`${vehicle.name} selected.`);
   }
-  if (vehicle && centre && !view.map.getBounds().pad(-0.1).contains([vehicle.position.latitude, vehicle.position.longitude])) {
+  if (vehicle && centre && !view.sees([vehicle.position.latitude, vehicle.position.longitude])) {
     view.centre(vehicle, Math.max(view.map.getZoom(), 13));
   }
   layer.invalidate();
@@ -138,6 +139,7 @@ function refresh() {
   framed = 0;
   if (changed.has("rooms") || changed.has("members")) rooms.update();
   if (changed.has("state") || changed.has("rooms")) connection.update();
+  if (session.client?.state.status === "open") notices.clear("closed");
   if (changed.has("fleet") || changed.has("rooms")) {
     list.emptyText = emptyText();
     list.update();

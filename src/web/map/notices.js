@@ -9,6 +9,17 @@ import { bdi, byId, clean, count, delay, make, plural, say } from "./text.js";
 /** How long good news stays. */
 const LINGER_MS = 12_000;
 
+/**
+ * An instance's id, whose end tells it from others; all of it when pointed at.
+ * @param {unknown} id
+ */
+function instance(id) {
+  const text = clean(id || "unknown", 80);
+  const element = bdi(text.length > 16 ? `…${text.slice(-6)}` : text);
+  element.title = text;
+  return element;
+}
+
 export class Notices {
   constructor() {
     this.banner = byId("banner");
@@ -74,16 +85,16 @@ export class Notices {
    * @param {import("./session.js").Happening} what
    */
   happened(what) {
-    const name = (/** @type {unknown} */ id) => bdi(id || "unknown", 40);
+    const leaving = this.topic === "shutdown" || this.topic === "closed";
     switch (what.type) {
       case "shutdown":
-        this.show("info", "shutdown", ["Instance ", name(what["instanceId"]), what["reason"] === "drain" ? " is being drained." : " is shutting down.", " This page moves to another by itself."], { target: Date.now() + what["reconnectInMs"], lingerMs: 60_000 });
+        this.show("info", "shutdown", ["Instance ", instance(what["instanceId"]), what["reason"] === "drain" ? " is being drained." : " is shutting down.", " This page moves to another by itself."], { target: Date.now() + what["reconnectInMs"], lingerMs: 60_000 });
         break;
       case "moved": {
         const missed = plural(what["missed"], "position");
         const tone = what["missed"] > 0 || what["reset"] ? "warn" : "good";
         const same = what["fromInstance"] === what["toInstance"];
-        const how = same ? ["Reconnected to instance ", name(what["toInstance"])] : ["Moved from instance ", name(what["fromInstance"]), " to ", name(what["toInstance"])];
+        const how = same ? ["Reconnected to instance ", instance(what["toInstance"])] : ["Moved from instance ", instance(what["fromInstance"]), " to ", instance(what["toInstance"])];
         const rest = [`: ${missed} missed, ${count(what["replayed"] ?? 0)} replayed, view gap ${delay(what["gapMs"])}.`];
         if (what["reset"]) rest.push(" The view was reset.");
         this.show(tone, "moved", [...how, ...rest], { lingerMs: LINGER_MS });
@@ -93,7 +104,7 @@ export class Notices {
         this.show("warn", "reset", ["The view of room ", bdi(what["room"]?.id, 60), ` was reset (${clean(what["reason"] ?? "unknown", 80)}): what happened in between is not shown.`], { lingerMs: 30_000 });
         break;
       case "stale":
-        this.show("warn", "stale", ["The server has gone quiet. What you see may be out of date."]);
+        if (!leaving) this.show("warn", "stale", ["The server has gone quiet. What you see may be out of date."]);
         break;
       case "fresh":
         this.clear("stale");
@@ -110,7 +121,7 @@ export class Notices {
       case "close":
         if (what["code"] === 4001) {
           this.show("bad", "token", [`Access refused: ${clean(what["reason"] || "authentication", 120)}.`]);
-        } else if (what["retryInMs"] > 0 && this.topic !== "shutdown") {
+        } else if (what["retryInMs"] !== null && this.topic !== "shutdown") {
           this.show("bad", "closed", [`Connection lost (${what["code"]}${what["reason"] ? `, ${clean(what["reason"], 80)}` : ""}). Next attempt in`], { target: Date.now() + what["retryInMs"] });
         } else if (what["retryInMs"] === null) {
           this.show("bad", "closed", [`Disconnected for good (${what["code"]}${what["reason"] ? `, ${clean(what["reason"], 80)}` : ""}). Reload the page to try again.`]);

@@ -89,17 +89,17 @@ export class Session {
       });
     };
     on("position", (event) => this.#position(event));
-    on("snapshot", ({ room, positions }) => {
-      for (const position of positions) this.fleet.take(room.id, position, true);
+    on("snapshot", ({ room, positions, more }) => {
+      if (!this.rooms.has(room.id)) return;
+      for (const position of positions) this.fleet.restore(room.id, position);
+      if (!more) this.fleet.retain(room.id, room.positions);
       this.page.changed("fleet");
+      this.page.moved();
     });
-    on("joined", ({ room, recovered }) => {
+    on("joined", ({ room }) => {
       const entry = this.rooms.get(room.id);
-      if (!entry) return;
-      Object.assign(entry, { room, state: "joined", problem: "" });
-      if (!recovered) this.fleet.replace(room.id, room.positions.values());
+      if (entry) Object.assign(entry, { room, state: "joined", problem: "" });
       this.page.changed("rooms");
-      this.page.changed("fleet");
     });
     on("roomLeft", ({ roomId, reason }) => {
       const entry = this.rooms.get(roomId);
@@ -131,6 +131,7 @@ export class Session {
 
   /** @param {any} event */
   #position(event) {
+    if (!this.rooms.has(event.roomId)) return;
     const vehicle = this.fleet.take(event.roomId, event, event.replayed === true);
     this.taken += 1;
     if (!event.replayed && this.lags.length < 2000) this.lags.push(this.serverNow() - vehicle.receivedAt);

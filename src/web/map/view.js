@@ -76,28 +76,58 @@ export class View {
   fit(vehicles) {
     const bounds = L.latLngBounds([]);
     for (const { position } of vehicles) bounds.extend([position.latitude, position.longitude]);
-    if (!bounds.isValid()) return;
-    const [left, bottom] = this.#covered();
-    this.map.fitBounds(bounds, { paddingTopLeft: [left + 30, 40], paddingBottomRight: [50, bottom + 40], maxZoom: 15, animate: false });
+    if (bounds.isValid()) this.fitBounds(bounds);
   }
 
-  /** What the panel covers of the map: at the left, at the bottom. CSS pixels. */
-  #covered() {
-    const panel = byId("panel").getBoundingClientRect();
-    const map = this.map.getContainer().getBoundingClientRect();
-    const sheet = panel.width > map.width * 0.9;
-    return sheet ? [0, Math.max(0, map.bottom - panel.top)] : [Math.max(0, panel.right - map.left), 0];
+  /** @param {import("leaflet").LatLngBounds} bounds */
+  fitBounds(bounds) {
+    const { left, bottom, right } = this.#covered();
+    this.map.fitBounds(bounds, {
+      paddingTopLeft: [left + 30, 60],
+      paddingBottomRight: [right + 50, bottom + 50],
+      maxZoom: 16,
+      animate: false,
+    });
   }
 
   /**
-   * Where a vehicle is drawn.
+   * Whether a place can be seen, beside the panels.
+   * @param {import("leaflet").LatLngExpression} place
+   */
+  sees(place) {
+    const { left, bottom, right } = this.#covered();
+    const size = this.map.getSize();
+    const at = this.map.latLngToContainerPoint(place);
+    return at.x > left + 20 && at.x < size.x - right - 20 && at.y > 50 && at.y < size.y - bottom - 20;
+  }
+
+  /** What the panels cover of the map. CSS pixels. */
+  #covered() {
+    const map = this.map.getContainer().getBoundingClientRect();
+    const panel = byId("panel").getBoundingClientRect();
+    const card = byId("detail").getBoundingClientRect();
+    if (panel.width > map.width * 0.9) return { left: 0, bottom: Math.max(0, map.bottom - panel.top), right: 0 };
+    const beside = card.width > 0 && card.left > panel.right;
+    return { left: Math.max(0, panel.right - map.left), bottom: 0, right: beside ? map.right - card.left : 0 };
+  }
+
+  /**
+   * A vehicle, where it is drawn, into the middle of what can be seen.
    * @param {import("./fleet.js").Vehicle} vehicle
    * @param {number} [zoom]
    */
-  centre(vehicle, zoom = this.map.getZoom()) {
+  centre(vehicle, zoom) {
     this.chosen = true;
-    const [left, bottom] = this.#covered();
-    const at = this.map.project([latitudeOf(vehicle.y), longitudeOf(vehicle.x)], zoom).subtract([left / 2, -bottom / 2]);
+    this.centreOn([latitudeOf(vehicle.y), longitudeOf(vehicle.x)], zoom);
+  }
+
+  /**
+   * @param {import("leaflet").LatLngExpression} place
+   * @param {number} [zoom]
+   */
+  centreOn(place, zoom = this.map.getZoom()) {
+    const { left, bottom, right } = this.#covered();
+    const at = this.map.project(place, zoom).subtract([(left - right) / 2, -bottom / 2]);
     this.map.setView(this.map.unproject(at, zoom), zoom, { animate: !lessMotion.matches });
   }
 
@@ -107,9 +137,11 @@ export class View {
    */
   follow(vehicle) {
     const size = this.map.getSize();
-    const [left, bottom] = this.#covered();
+    const { left, bottom, right } = this.#covered();
     const at = this.map.latLngToContainerPoint([latitudeOf(vehicle.y), longitudeOf(vehicle.x)]);
-    const off = Math.abs(at.x - (left + size.x) / 2) > (size.x - left) * INNER || Math.abs(at.y - (size.y - bottom) / 2) > (size.y - bottom) * INNER;
+    const width = size.x - left - right;
+    const height = size.y - bottom;
+    const off = Math.abs(at.x - left - width / 2) > width * INNER || Math.abs(at.y - height / 2) > height * INNER;
     const now = performance.now();
     if (!off || now < this.followedAt + 500) return;
     this.followedAt = now;

@@ -47,13 +47,33 @@ function write(points) {
   }
 }
 
+/** Steps of the grid around the world. */
+const around = Math.round(360 / scale[0]);
+
+/**
+ * A ring that goes on over the date line instead of jumping back, so x may leave the grid
+ * on either side; one around a pole is closed beyond the edge of the map.
+ */
+function unwrapped(ring) {
+  let shift = 0;
+  const points = ring.map(([x, y], i) => {
+    const before = i === 0 ? x : ring[i - 1][0];
+    if (x - before > around / 2) shift -= around;
+    else if (before - x > around / 2) shift += around;
+    return [x + shift, y];
+  });
+  if (shift === 0) return points;
+  const south = Math.round((-89 - translate[1]) / scale[1]);
+  return [...points, [points[points.length - 1][0], south], [points[0][0], south]];
+}
+
 const land = atlas.objects.land;
 const shapes = land.type === "GeometryCollection" ? land.geometries : [land];
 const rings = shapes
   .flatMap((shape) => (shape.type === "Polygon" ? shape.arcs : shape.arcs.flat()))
   .map((ring) => ring.flatMap((index, i) => arc(index).slice(i === 0 ? 0 : 1)));
 unsigned(rings.length);
-rings.forEach(write);
+rings.map(unwrapped).forEach(write);
 
 const borders = mesh(countries, countries.objects.countries, (a, b) => a !== b).coordinates;
 unsigned(borders.length);
