@@ -5,4 +5,4 @@ import { closeBrowser } from "./chromium.mjs";
 
 after(closeBrowser);
 
-await import("./moving.mjs");
+for (const topic of ["page", "moving", "keyboard", "strangers", "accessible"]) await import(`./${topic}.mjs`);

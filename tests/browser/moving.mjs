@@ -38,10 +38,11 @@ async function watched(happens, { through = "front", moves = 1, mayReset = false
   const report = JSON.stringify({ gap, ...seen, counters });
   assert.deepEqual(seen.backwards, [], report);
   assert.deepEqual(seen.olderFix, [], report);
-  // Whoever has to catch up does so within about a second.
-  const fastest = ((TOP_SPEED * (gap + SLACK)) / 1000) * 1.5;
+  // Whoever has to catch up does so within about a second: fast, but no jump.
+  const fastest = TOP_SPEED * (seen.frozenMs / 1000 + 1) * 1.3;
   assert.ok(seen.fastest < fastest, `a jump of ${seen.fastestOf}: ${report}`);
   assert.ok(seen.frozenMs < gap + SLACK, `${seen.frozenOf} stood still: ${report}`);
+  assert.ok(seen.undrawnMs < gap + SLACK, `nothing was drawn: ${report}`);
   assert.equal(counters.missed, 0, report);
   assert.equal(counters.gaps, 0, report);
   assert.equal(counters.resets, 0, report);

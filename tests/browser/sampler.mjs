@@ -11,19 +11,25 @@ function sample() {
     return { north, east, length: Math.hypot(north, east) };
   };
   const seen = new Map();
-  const found = { frames: 0, longestFrameMs: 0, fastest: 0, fastestOf: "", frozenMs: 0, frozenOf: "", backwards: [], olderFix: [], banners: [], until: 0 };
+  const found = { frames: 0, longestFrameMs: 0, undrawnMs: 0, fastest: 0, fastestOf: "", frozenMs: 0, frozenOf: "", backwards: [], olderFix: [], banners: [], until: 0 };
   const banner = document.getElementById("banner-text");
   new MutationObserver(() => {
     const text = banner.textContent;
     if (text && found.banners.at(-1) !== text) found.banners.push(text);
   }).observe(banner, { childList: true, subtree: true, characterData: true });
   let before = performance.now();
+  let drawings = 0;
+  let drawnAt = before;
   const frame = () => {
     const now = performance.now();
     const ms = now - before;
     before = now;
     found.frames += 1;
     found.longestFrameMs = Math.max(found.longestFrameMs, ms);
+    // What moves must also be drawn.
+    if (globalThis.milepost.drawing.draws !== drawings) drawnAt = now;
+    drawings = globalThis.milepost.drawing.draws;
+    found.undrawnMs = Math.max(found.undrawnMs, now - drawnAt);
     const speeds = new Map(globalThis.milepost.vehicles.map(({ vehicleId, speed }) => [vehicleId, speed]));
     for (const vehicle of globalThis.milepost.drawn) {
       const last = seen.get(vehicle.vehicleId);
@@ -32,7 +38,7 @@ function sample() {
         continue;
       }
       const went = metres(last, vehicle);
-      // What a display shows at most: sixty frames a second.
+      // A display shows sixty frames a second.
       const speed = went.length / (Math.max(ms, 16) / 1000);
       if (speed > found.fastest) Object.assign(found, { fastest: speed, fastestOf: vehicle.vehicleId });
       if (went.length > 0.5) {

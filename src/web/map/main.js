@@ -256,9 +256,14 @@ Object.defineProperty(globalThis, "milepost", {
     get vehicles() {
       return [...fleet.vehicles.values()].map(({ position }) => position);
     },
-    /** Where every vehicle is drawn at this moment. */
+    /** Where every vehicle belongs at this moment: what a drawing now would show. */
     get drawn() {
-      return [...fleet.vehicles.values()].map(({ id, x, y, px, py, fixAt, drawnAs }) => ({ vehicleId: id, latitude: latitudeOf(y), longitude: longitudeOf(x), px, py, fixAt, status: drawnAs }));
+      const now = performance.now();
+      return [...fleet.vehicles.values()].map((vehicle) => {
+        vehicle.step(now);
+        const { id, x, y, fixAt, drawnAs } = vehicle;
+        return { vehicleId: id, latitude: latitudeOf(y), longitude: longitudeOf(x), fixAt, status: drawnAs };
+      });
     },
     get drawing() {
       return { ...layer.stats };
