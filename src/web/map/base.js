@@ -194,7 +194,7 @@ class Land extends L.GridLayer {
     pen.strokeStyle = this.colours.grid;
     pen.stroke();
     const digits = Math.max(0, Math.ceil(-Math.log10(step)));
-    pen.fillStyle = this.colours.coast;
+    pen.fillStyle = this.colours.degrees;
     pen.font = "10px system-ui, sans-serif";
     // In every fourth tile there are the degrees.
     if (x % 4 === 0) {
@@ -206,7 +206,7 @@ class Land extends L.GridLayer {
     if (y % 4 === 0) {
       for (let lon = Math.ceil(west / step) * step; lon < west + 360 / size; lon += step) {
         const at = (worldX(lon) * size - x) * 256;
-        if (at < 210) pen.fillText(`${Math.abs(lon).toFixed(digits)}°${lon < 0 ? " W" : lon > 0 ? " E" : ""}`, at + 3, 12);
+        if (at < 210) pen.fillText(`${Math.abs(lon).toFixed(digits)}°${lon <= -180 || lon === 0 ? "" : lon < 0 ? " W" : " E"}`, at + 3, 12);
       }
     }
   }

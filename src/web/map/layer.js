@@ -49,14 +49,22 @@ export class VehicleLayer {
     this.pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
     this.sprites = new Sprites(colours(), this.#ratio());
     this.dirty = true;
+    this.shifted = false;
     this.zooming = false;
     this.frame = 0;
     this.lastDraw = 0;
+    /** Milliseconds of the last drawing, the browser's part included. */
     this.lastCost = 0;
+    this.drew = false;
     /** Vehicles in view at the last drawing. @type {Vehicle[]} */
     this.inView = [];
 
-    map.on("move resize viewreset", () => this.invalidate());
+    // The canvas moves along with the map; what comes in at the edge can wait a little.
+    map.on("move", () => {
+      this.shifted = true;
+      this.wake();
+    });
+    map.on("moveend resize viewreset", () => this.invalidate());
     map.on("zoomstart", () => (this.zooming = true));
     map.on("zoomend", () => {
       this.zooming = false;
@@ -101,21 +109,26 @@ export class VehicleLayer {
     this.frame = 0;
     this.stats.frames += 1;
     const moving = now < this.fleet.movingUntil + 50;
-    // At most half of the time goes into drawing, however slow the machine.
-    const due = this.dirty || now - this.lastDraw >= this.lastCost * 2;
+    // A frame that comes late after a drawing is late because of it.
+    if (this.drew) this.lastCost = Math.min(250, Math.max(this.lastCost, now - this.lastDraw - 1000 / 60));
+    this.drew = false;
+    // At most a third of the time goes into drawing, however slow the machine.
+    const due = this.dirty || now - this.lastDraw >= this.lastCost * 3;
     if (!this.zooming && due) {
       this.beforeDraw(now);
-      if (this.#place(now) >= VISIBLE_MOVE || this.dirty || !moving) {
+      const worth = this.#place(now) >= VISIBLE_MOVE || this.dirty || this.shifted || !moving;
+      if (worth) {
         const began = performance.now();
         this.#draw();
         this.lastCost = performance.now() - began;
         this.stats.draws += 1;
         this.stats.drawMs += (this.lastCost - this.stats.drawMs) * 0.1;
         this.lastDraw = now;
-        this.dirty = false;
+        this.drew = true;
+        this.dirty = this.shifted = false;
       }
     }
-    if (moving || this.dirty) this.wake();
+    if (moving || this.dirty || this.shifted) this.wake();
   }
 
   /**

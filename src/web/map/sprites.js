@@ -9,7 +9,7 @@
 /**
  * @typedef {{live: string, stale: string, lost: string, halo: string, text: string, muted: string,
  *   accent: string, trail: string, history: string, water: string, land: string, coast: string,
- *   border: string, grid: string}} Colours
+ *   border: string, grid: string, degrees: string}} Colours
  */
 
 /** Labels that are kept. */
@@ -24,7 +24,7 @@ export const LABEL_HEIGHT = 18;
 export function colours() {
   const style = getComputedStyle(document.documentElement);
   const names = ["live", "stale", "lost", "halo", "text", "muted", "accent", "trail", "history",
-    "water", "land", "coast", "border", "grid"];
+    "water", "land", "coast", "border", "grid", "degrees"];
   const read = (/** @type {string} */ name) => style.getPropertyValue(`--map-${name}`).trim();
   return /** @type {Colours} */ (Object.fromEntries(names.map((name) => [name, read(name)])));
 }
