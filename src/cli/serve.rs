@@ -83,7 +83,7 @@ async fn serve(config: Config, args: ServeArgs, sink: Sink) -> Result<Outcome, S
             reload();
         }
     })?;
-    let site = Site::new(&config.server);
+    let site = Site::new(&config.server).in_demo(args.supervised);
     let context = Context {
         instance_id: instance_id.clone(),
         metrics,

@@ -21,7 +21,7 @@ pub struct Site {
     enabled: bool,
     page: String,
     /// What the page wants to know of the configuration.
-    settings: String,
+    settings: serde_json::Value,
     policy: HeaderValue,
 }
 
@@ -41,9 +41,16 @@ impl Site {
         Self {
             enabled: server.map,
             page: include_str!("map/index.html").replace("{{assets}}", &folder),
-            settings: settings.to_string(),
+            settings,
             policy: policy(origin),
         }
+    }
+
+    /// The pages of a server that the demo runs: they have a button to replace it.
+    #[must_use]
+    pub fn in_demo(mut self, demo: bool) -> Self {
+        self.settings["demo"] = demo.into();
+        self
     }
 
     fn answer(&self, content_type: &'static str, body: &str) -> Response<Body> {
@@ -85,7 +92,9 @@ impl Pages for Site {
         }
         match path {
             "/" => Some(self.answer("text/html; charset=utf-8", &self.page)),
-            "/map/settings.json" => Some(self.answer("application/json", &self.settings)),
+            "/map/settings.json" => {
+                Some(self.answer("application/json", &self.settings.to_string()))
+            }
             _ => self.asset(path.strip_prefix("/map/")?),
         }
     }

@@ -5,4 +5,6 @@ import { closeBrowser } from "./chromium.mjs";
 
 after(closeBrowser);
 
-for (const topic of ["page", "moving", "keyboard", "strangers", "accessible"]) await import(`./${topic}.mjs`);
+const topics = process.argv.slice(2);
+const all = ["page", "moving", "background", "keyboard", "strangers", "accessible"];
+for (const topic of topics.length > 0 ? topics : all) await import(`./${topic}.mjs`);

@@ -38,8 +38,8 @@ async function watched(happens, { through = "front", moves = 1, mayReset = false
   const report = JSON.stringify({ gap, ...seen, counters });
   assert.deepEqual(seen.backwards, [], report);
   assert.deepEqual(seen.olderFix, [], report);
-  // Whoever has to catch up does so within about a second: fast, but no jump.
-  const fastest = TOP_SPEED * (seen.frozenMs / 1000 + 1) * 1.3;
+  // Whoever has to catch up takes a moment for it: fast, but no jump.
+  const fastest = (TOP_SPEED * (seen.frozenMs / 1000 + 1)) / 0.35;
   assert.ok(seen.fastest < fastest, `a jump of ${seen.fastestOf}: ${report}`);
   assert.ok(seen.frozenMs < gap + SLACK, `${seen.frozenOf} stood still: ${report}`);
   assert.ok(seen.undrawnMs < gap + SLACK, `nothing was drawn: ${report}`);

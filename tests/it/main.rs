@@ -39,6 +39,7 @@ mod floors;
 #[allow(dead_code, reason = "what tests may need, not only what they need today")]
 mod harness;
 mod limits;
+mod map_page;
 mod old_gateway;
 mod past;
 mod peers;

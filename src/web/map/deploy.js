@@ -1,7 +1,7 @@
 // @ts-check
 /**
  * "Deploy now": in `milepost demo` the page can have the server replaced under its eyes.
- * Elsewhere there is nothing at demo/state, and no button.
+ * Elsewhere there is nothing at demo/state, nobody asks for it, and there is no button.
  * @module
  */
 import { byId, clean, plural, say } from "./text.js";

@@ -237,11 +237,11 @@ document.addEventListener("keydown", (event) => {
 
 for (const id of roomsOfAddress()) session.add(id);
 session.connect();
-void deploy.start();
 const settings = await fetch(new URL("map/settings.json", document.baseURI), { cache: "no-store" }).then(
   (answer) => answer.json(),
   () => ({ tiles: null, attribution: "" }),
 );
+if (settings.demo) void deploy.start();
 await view.start(settings);
 
 // For the browser's console; the page itself does not use it.

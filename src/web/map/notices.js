@@ -123,7 +123,7 @@ export class Notices {
           this.show("bad", "token", [`Access refused: ${clean(what["reason"] || "authentication", 120)}.`]);
         } else if (what["retryInMs"] !== null && this.topic !== "shutdown") {
           this.show("bad", "closed", [`Connection lost (${what["code"]}${what["reason"] ? `, ${clean(what["reason"], 80)}` : ""}). Next attempt in`], { target: Date.now() + what["retryInMs"] });
-        } else if (what["retryInMs"] === null) {
+        } else if (what["final"]) {
           this.show("bad", "closed", [`Disconnected for good (${what["code"]}${what["reason"] ? `, ${clean(what["reason"], 80)}` : ""}). Reload the page to try again.`]);
         }
         break;

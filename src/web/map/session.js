@@ -115,18 +115,40 @@ export class Session {
     on("state", () => this.page.changed("state"));
     on("close", (event) => {
       if (event.code === 4001) {
-        this.needsToken = true;
-        this.token = null;
-        sessionStorage.removeItem(TOKEN_KEY);
+        this.#refused(client, event.reason);
+        return;
       }
-      this.page.happened({ ...event, type: "close" });
+      // Whether it goes on by itself is settled when all have heard of the close.
+      setTimeout(() => {
+        if (this.client === client) this.page.happened({ ...event, type: "close", final: client.state.status === "closed" });
+      });
       this.page.changed("state");
     });
-    for (const type of ["shutdown", "moved", "stale", "fresh", "reset", "tokenExpiring", "error"]) {
+    on("error", ({ error }) => {
+      if (error?.code === "TOKEN") this.#refused(client, error.message);
+      else this.page.happened({ error, type: "error" });
+    });
+    for (const type of ["shutdown", "moved", "stale", "fresh", "reset", "tokenExpiring"]) {
       on(type, (event) => this.page.happened({ ...event, type }));
     }
     for (const entry of this.rooms.values()) this.#join(entry);
     this.page.changed("state");
+  }
+
+  /**
+   * There is no connection without a token, or another one.
+   * @param {MilepostClient} client
+   * @param {string} reason
+   */
+  #refused(client, reason) {
+    if (this.needsToken) return;
+    this.needsToken = true;
+    this.token = null;
+    sessionStorage.removeItem(TOKEN_KEY);
+    this.page.happened({ type: "close", code: 4001, reason, retryInMs: null });
+    this.page.changed("state");
+    // Not within its own event.
+    setTimeout(() => client.close());
   }
 
   /** @param {any} event */
