@@ -50,6 +50,7 @@ export class MapPage {
     map.page.on("popup", (popup) => map.problems.push(`popup: ${popup.url()}`));
     const query = rooms.map((room) => `room=${encodeURIComponent(room)}`).join("&");
     map.response = await map.page.goto(`${base}/${query ? `?${query}` : ""}${hash}`);
+    await map.page.waitForFunction(() => globalThis.milepost);
     return map;
   }
 

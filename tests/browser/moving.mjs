@@ -41,8 +41,10 @@ async function watched(happens, { through = "front", moves = 1, mayReset = false
   // Whoever has to catch up takes a moment for it: fast, but no jump.
   const fastest = (TOP_SPEED * (seen.frozenMs / 1000 + 1)) / 0.35;
   assert.ok(seen.fastest < fastest, `a jump of ${seen.fastestOf}: ${report}`);
-  assert.ok(seen.frozenMs < gap + SLACK, `${seen.frozenOf} stood still: ${report}`);
-  assert.ok(seen.undrawnMs < gap + SLACK, `nothing was drawn: ${report}`);
+  // On a busy machine a frame may take long, and the next fix be late.
+  const most = gap + SLACK + seen.longestFrameMs;
+  assert.ok(seen.frozenMs < most, `${seen.frozenOf} stood still: ${report}`);
+  assert.ok(seen.undrawnMs < most, `nothing was drawn: ${report}`);
   assert.equal(counters.missed, 0, report);
   assert.equal(counters.gaps, 0, report);
   assert.equal(counters.resets, 0, report);

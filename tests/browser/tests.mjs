@@ -4,7 +4,7 @@ import { test as plain } from "node:test";
 import { leftBehind } from "./processes.mjs";
 
 /** No test may take longer, in milliseconds; those in full say so. */
-const LIMIT = 90_000;
+const LIMIT = 180_000;
 
 export function test(name, body, timeout = LIMIT) {
   plain(name, { timeout }, async (t) => {

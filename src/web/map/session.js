@@ -120,7 +120,7 @@ export class Session {
       }
       // Whether it goes on by itself is settled when all have heard of the close.
       setTimeout(() => {
-        if (this.client === client) this.page.happened({ ...event, type: "close", final: client.state.status === "closed" });
+        if (this.client === client && !this.needsToken) this.page.happened({ ...event, type: "close", final: client.state.status === "closed" });
       });
       this.page.changed("state");
     });
