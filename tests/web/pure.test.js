@@ -4,7 +4,7 @@ import { describe, it } from "node:test";
 
 import { MilepostClient, MilepostError } from "../../src/web/client/milepost.js";
 import { Place } from "../../src/web/client/room.js";
-import { parseEndpoint } from "../../src/web/client/sessions.js";
+import { parseEndpoint } from "../../src/web/client/options.js";
 import { Backoff, comeBack, neverStarted } from "../../src/web/client/timing.js";
 import { byteLength, Chunk } from "../../src/web/client/upload.js";
 import { World } from "./world.js";
