@@ -24,6 +24,7 @@
 mod admin;
 mod admission;
 mod bad_input;
+mod browser_client;
 mod client;
 mod commands;
 mod container;
