@@ -19,12 +19,15 @@ macro_rules! files {
     };
 }
 
-const FILES: [(&str, &str); 10] = files![
+const FILES: [(&str, &str); 13] = files![
+    "calls.js",
     "core.js",
     "error.js",
+    "inbound.js",
     "link.js",
     "milepost.js",
     "moves.js",
+    "options.js",
     "requests.js",
     "room.js",
     "sessions.js",

@@ -4,7 +4,7 @@ import { describe, it } from "node:test";
 
 import { MilepostClient, MilepostError } from "../../src/web/client/milepost.js";
 import { Place } from "../../src/web/client/room.js";
-import { parseEndpoint } from "../../src/web/client/sessions.js";
+import { parseEndpoint } from "../../src/web/client/options.js";
 import { Backoff, comeBack, neverStarted } from "../../src/web/client/timing.js";
 import { byteLength, Chunk } from "../../src/web/client/upload.js";
 import { World } from "./world.js";
@@ -702,6 +702,44 @@ describe("a client on fake sockets", () => {
     const off = client.on("position", () => assert.fail("was unsubscribed"));
     off();
     await client.close();
+  });
+
+  it("leaves no listener at its callers' signals", async () => {
+    const { world, client } = await settled();
+    let listeners = 0;
+    const { signal } = new AbortController();
+    for (const [name, step] of [["addEventListener", 1], ["removeEventListener", -1]]) {
+      const original = signal[name].bind(signal);
+      signal[name] = (...args) => {
+        listeners += step;
+        original(...args);
+      };
+    }
+    const result = client.publish({ latitude: 1, longitude: 2 }, { rooms: "r", signal });
+    assert.equal(listeners, 1);
+    world.last.answer(world.last.sent.at(-1), "ack", { rooms: { r: 1 }, duplicate: false, late: [] });
+    await result;
+    const joining = client.join("s", { signal });
+    world.answerJoins();
+    await joining;
+    const upload = client.backfill([], { room: "r", signal });
+    await world.advance(0);
+    const begin = world.last.sent.find(({ type }) => type === "backfill_begin");
+    world.last.answer(begin, "backfill_result", { accepted: 0, duplicates: 0, rejected: [], rejectedTotal: 0 });
+    await upload;
+    assert.equal(listeners, 0);
+    await client.close();
+  });
+
+  it("tells of nothing more once it is closed", async () => {
+    const { world, client } = await settled();
+    const socket = world.last;
+    socket.deaf = true;
+    const closing = client.close();
+    socket.position("r", 11);
+    assert.equal(world.events.position.length, 0);
+    await world.advance(3000);
+    await closing;
   });
 
   it("survives whatever a server may say", async () => {

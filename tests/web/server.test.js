@@ -5,7 +5,7 @@ import path from "node:path";
 import { describe, it } from "node:test";
 
 import {
-  collect, connect, directory, next, position, Proxy, Server, sockets, until,
+  collect, connect, directory, next, position, Proxy, Server, sockets, Spy, until,
 } from "./harness.js";
 
 /** Publishes `count` keyed positions, one after the other. */
@@ -124,6 +124,51 @@ describe("the main path", { concurrency: 4 }, async () => {
     await assert.rejects(bus.backfill(endless(), { room: "source", signal }), { message: "enough" });
     const result = await bus.backfill([position(2)], { room: "source" });
     assert.equal(result.accepted, 1);
+  });
+
+  it("lets uploads take turns, and a caller give its turn up", async () => {
+    const bus = connect(server.url, { clientId: "turns" });
+    await bus.join("turns");
+    let feed = () => {};
+    async function* slowly() {
+      yield position(0);
+      await new Promise((resolve) => {
+        feed = resolve;
+      });
+      yield position(1);
+    }
+    const first = bus.backfill(slowly(), { room: "turns" });
+    const giveUp = new AbortController();
+    const second = bus.backfill([position(2)], { room: "turns", signal: giveUp.signal });
+    const third = bus.backfill([position(3)], { room: "turns" });
+    giveUp.abort(new Error("too long"));
+    await assert.rejects(second, { message: "too long" });
+    feed();
+    assert.deepEqual((await Promise.all([first, third])).map(({ accepted }) => accepted), [2, 1]);
+    assert.deepEqual((await inLog(server, "turns")).sort(), [0, 1, 3]);
+  });
+
+  it("goes on where an earlier client was", async () => {
+    const bus = connect(server.url, { clientId: "bus" });
+    await bus.join("since");
+    const before = connect(server.url, { clientId: "page" });
+    const room = await before.join("since");
+    await publish(bus, "since", 3);
+    await until(() => room.positions.get("bus")?.n === 2);
+    const since = { epoch: room.epoch, seq: room.seq };
+    await before.close();
+    await publish(bus, "since", 3, 3);
+    const after = connect(server.url, { clientId: "page" });
+    const [seen, joins] = [collect(after, "position"), collect(after, "joined")];
+    const again = await after.join("since", { since });
+    assert.equal(await after.join("since"), again, "one room, however often it is joined");
+    await until(() => seen.length === 3);
+    assert.deepEqual(seen.map(({ n, replayed }) => [n, replayed]), [[3, true], [4, true], [5, true]]);
+    assert.deepEqual(joins.map(({ recovered, first }) => ({ recovered, first })), [{ recovered: true, first: true }]);
+    assert.equal(again.positions.get("bus").n, 5);
+    const resets = collect(after, "reset");
+    await after.join("since", { since: { epoch: "another", seq: 7 } });
+    assert.equal(resets.length, 1);
   });
 
   it("passes hostile texts on as data", async () => {
@@ -427,9 +472,16 @@ describe("a reader that is too slow", { concurrency: 4 }, () => {
   /** A viewer whose socket is paused while much is published. */
   async function slow(more) {
     const server = await Server.start({ ...sets, ...more });
-    const viewer = connect(server.url, { clientId: "slow" });
+    const own = [];
+    class Own extends Spy {
+      constructor(...args) {
+        super(...args);
+        own.push(this);
+      }
+    }
+    const viewer = connect(server.url, { clientId: "slow", WebSocket: Own });
     const room = await viewer.join("slow", { mode: "subscribe" });
-    const socket = sockets.at(-1);
+    const [socket] = own;
     const bus = connect(server.url, { clientId: "bus" });
     await bus.join("slow", { mode: "publish" });
     socket.pause();

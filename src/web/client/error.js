@@ -12,6 +12,7 @@
  * | `TOKEN` | no usable token could be had; the client goes on trying |
  * | `INVALID` | the call itself is wrong |
  * | `QUEUE_FULL` | too many requests wait for an answer |
+ * | `LEFT` | the room was left before its join was answered |
  * | `OUT_OF_ORDER`, `PROTOCOL` | the server broke its own protocol |
  */
 
@@ -86,4 +87,9 @@ export const unknownOutcome = () =>
 
 /** @param {string} why */
 export const invalid = (why) => new MilepostError("INVALID", why);
+export const left = () => new MilepostError("LEFT", "the room was left");
 export const closed = () => new MilepostError("CLOSED", "the client is closed");
+
+/** @param {number} bytes */
+export const tooLarge = (bytes) =>
+  new MilepostError("MESSAGE_TOO_LARGE", `longer than the server's frames of ${bytes} bytes`);

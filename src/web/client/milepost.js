@@ -20,72 +20,16 @@
  */
 import { Core } from "./core.js";
 import { invalid, MilepostError } from "./error.js";
+import { settingsOf } from "./options.js";
 import { Room } from "./room.js";
-import { parseEndpoint } from "./sessions.js";
-import { MAX_MS } from "./timing.js";
 import { byteLength } from "./upload.js";
 
 export { MilepostError, Room };
 
+/** @typedef {import("./options.js").Options} Options */
 /** @typedef {import("./room.js").Mode} Mode */
 /** @typedef {import("./room.js").Position} Position */
 /** @typedef {import("./room.js").Since} Since */
-
-/**
- * @typedef {object} Options
- * @property {string | string[]} [endpoints] the servers; "/ws" of the page's own by default
- * @property {string | (() => string | Promise<string>)} [token] the token, or where to get one:
- *   asked for every session, and when the server says that the token is about to expire
- * @property {string} [clientId] the identity on a server without tokens
- * @property {import("./link.js").SocketClass} [WebSocket] the platform's own by default
- * @property {import("./requests.js").ResendRefused} [resendRefused] off by default
- * @property {boolean} [resendKeyed] whether keyed positions whose connection died before the
- *   answer are sent again; true by default
- * @property {number} [pingIdleMs] after how much silence the server is asked whether it is
- *   there; half of its heartbeat by default
- * @property {number} [staleAfterMs] after how much silence the view is called stale; one
- *   heartbeat by default
- * @property {number} [deadAfterMs] after how much silence a socket is given up; the server's
- *   heartbeat timeout by default
- * @property {number} [wakeTimeoutMs] how long the answer may take after the page was in the
- *   background, the machine asleep or the network gone; 5 s
- * @property {number} [connectTimeoutMs] how long an attempt may take up to `welcome`; 10 s
- * @property {{firstMs?: number, capMs?: number}} [backoff] the ceilings of the first and of the
- *   longest wait between attempts; 1 s and 60 s
- * @property {number} [maxUnanswered] how many requests may be without an answer; 10,000
- * @property {Partial<Environment>} [environment] clocks and chance, for tests
- */
-
-/**
- * @typedef {object} Environment
- * @property {() => number} now a clock that never jumps, milliseconds
- * @property {() => number} wallNow milliseconds since 1970
- * @property {() => number} random from 0 to 1
- * @property {(run: () => void, ms: number) => unknown} setTimeout
- * @property {(timer: any) => void} clearTimeout
- * @property {EventTarget | null} window who tells of `online`, `offline` and `pageshow`
- * @property {(EventTarget & {visibilityState?: string}) | null} document who tells of
- *   `visibilitychange` and `resume`
- */
-
-/**
- * What the options come to.
- * @typedef {Environment & {
- *   endpoints: {url: string, shown: string}[],
- *   token: Options["token"],
- *   WebSocket: import("./link.js").SocketClass,
- *   resendRefused: Options["resendRefused"],
- *   resendKeyed: boolean,
- *   pingIdleMs: number | undefined,
- *   staleAfterMs: number | undefined,
- *   deadAfterMs: number | undefined,
- *   wakeTimeoutMs: number,
- *   connectTimeoutMs: number,
- *   firstMs: number,
- *   capMs: number,
- *   maxUnanswered: number,
- * }} Settings
- */
 
 /**
  * How the connection stands.
@@ -239,7 +183,7 @@ export class MilepostClient {
    */
   async join(roomId, { mode = "both", since, signal } = {}) {
     if (!MODES.includes(mode)) throw invalid("the mode is both, subscribe or publish");
-    return this.#core.join(roomName(roomId), mode, since ?? null, signal);
+    return this.#core.calls.join(roomName(roomId), mode, since ?? null, signal);
   }
 
   /**
@@ -255,7 +199,7 @@ export class MilepostClient {
     const { key, signal } = options;
     const keyed = key === undefined ? null : fix;
     const asking = { kind: "location_update", payload, rooms, keyed, signal };
-    return /** @type {Promise<Ack>} */ (this.#core.request(asking));
+    return /** @type {Promise<Ack>} */ (this.#core.calls.request(asking));
   }
 
   /**
@@ -266,7 +210,7 @@ export class MilepostClient {
    */
   notify(position, options = {}) {
     const { rooms, payload } = this.#location(position, options);
-    return this.#core.notify(rooms, payload);
+    return this.#core.calls.notify(rooms, payload);
   }
 
   /**
@@ -288,7 +232,7 @@ export class MilepostClient {
         cursor,
       });
       if (left <= 0) return;
-      const page = await this.#core.request({ kind: "history", payload, rooms, signal });
+      const page = await this.#core.calls.request({ kind: "history", payload, rooms, signal });
       for (const position of Array.isArray(page.positions) ? page.positions : []) {
         yield position;
         if (--left <= 0) return;
@@ -307,7 +251,7 @@ export class MilepostClient {
   async positions(room, { signal } = {}) {
     const roomId = roomName(room);
     const payload = JSON.stringify({ roomId });
-    const answer = this.#core.request({ kind: "positions", payload, rooms: [roomId], signal });
+    const answer = this.#core.calls.request({ kind: "positions", payload, rooms: [roomId], signal });
     return /** @type {Promise<any>} */ (answer);
   }
 
@@ -321,7 +265,7 @@ export class MilepostClient {
    * @returns {Promise<BackfillResult>}
    */
   async backfill(positions, { room, vehicleId, signal }) {
-    const result = await this.#core.backfill(positions, roomName(room), vehicleId, signal);
+    const result = await this.#core.calls.backfill(positions, roomName(room), vehicleId, signal);
     return /** @type {BackfillResult} */ (result);
   }
 
@@ -399,49 +343,3 @@ function plain(position) {
 
 /** @param {Date | number | string | undefined} at */
 const time = (at) => (at instanceof Date ? at.getTime() : at);
-
-/**
- * @param {Options} options
- * @returns {Settings}
- */
-function settingsOf(options) {
-  const scope = /** @type {any} */ (globalThis);
-  const WebSocket = options.WebSocket ?? scope.WebSocket;
-  if (typeof WebSocket !== "function") throw invalid("there is no WebSocket here: pass one");
-  if (options.endpoints === undefined && scope.location === undefined) {
-    throw invalid("a client needs an endpoint");
-  }
-  const endpoints = [options.endpoints ?? "/ws"].flat();
-  if (endpoints.length === 0) throw invalid("a client needs an endpoint");
-  /** @param {number | undefined} value @param {string} name */
-  const ms = (value, name) => {
-    if (value !== undefined && !(value >= 0 && value <= MAX_MS)) {
-      throw invalid(`${name} must be 0 to ${MAX_MS}`);
-    }
-    return value;
-  };
-  const { environment = {} } = options;
-  const listens = typeof scope.addEventListener === "function";
-  return {
-    endpoints: endpoints.map((endpoint) => parseEndpoint(endpoint, options.clientId)),
-    token: options.token,
-    WebSocket,
-    resendRefused: options.resendRefused,
-    resendKeyed: options.resendKeyed ?? true,
-    pingIdleMs: ms(options.pingIdleMs, "pingIdleMs"),
-    staleAfterMs: ms(options.staleAfterMs, "staleAfterMs"),
-    deadAfterMs: ms(options.deadAfterMs, "deadAfterMs"),
-    wakeTimeoutMs: ms(options.wakeTimeoutMs, "wakeTimeoutMs") ?? 5000,
-    connectTimeoutMs: ms(options.connectTimeoutMs, "connectTimeoutMs") ?? 10000,
-    firstMs: ms(options.backoff?.firstMs, "backoff.firstMs") ?? 1000,
-    capMs: ms(options.backoff?.capMs, "backoff.capMs") ?? 60000,
-    maxUnanswered: options.maxUnanswered ?? 10000,
-    now: environment.now ?? (() => performance.now()),
-    wallNow: environment.wallNow ?? (() => Date.now()),
-    random: environment.random ?? Math.random,
-    setTimeout: environment.setTimeout ?? ((done, wait) => setTimeout(done, wait)),
-    clearTimeout: environment.clearTimeout ?? ((timer) => clearTimeout(timer)),
-    window: environment.window ?? (listens ? scope : null),
-    document: environment.document ?? scope.document ?? null,
-  };
-}

@@ -2,12 +2,12 @@
  * Sessions coming and going: when to connect, where, and what a lost one leaves behind
  * (README, "Close codes"). The one timer is the core's; this says what is due when.
  */
-import { invalid, MilepostError } from "./error.js";
+import { MilepostError } from "./error.js";
 import { Link } from "./link.js";
 import { Backoff, comeBack, millis, neverStarted } from "./timing.js";
 
 /** @typedef {import("./core.js").Core} Core */
-/** @typedef {import("./milepost.js").Settings} Settings */
+/** @typedef {import("./options.js").Settings} Settings */
 
 /**
  * One attempt to get a session.
@@ -24,29 +24,6 @@ import { Backoff, comeBack, millis, neverStarted } from "./timing.js";
 const TOKEN_CHARACTERS = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 /** How often a client that was told of a newer generation tries again to find it. */
 const SEEK_AGAIN = 2;
-
-/**
- * The URL to connect to, and the one to show: without user, password and query, which may be
- * secrets.
- * @param {string} text
- * @param {string | undefined} clientId
- */
-export function parseEndpoint(text, clientId) {
-  let url;
-  try {
-    url = new URL(text, globalThis.location?.href);
-  } catch {
-    throw invalid("an endpoint is no URL");
-  }
-  if (url.protocol === "http:") url.protocol = "ws:";
-  if (url.protocol === "https:") url.protocol = "wss:";
-  if (url.protocol !== "ws:" && url.protocol !== "wss:") {
-    throw invalid("an endpoint must begin with ws:// or wss://");
-  }
-  url.hash = "";
-  if (clientId !== undefined) url.searchParams.set("clientId", clientId);
-  return { url: url.href, shown: `${url.protocol}//${url.host}${url.pathname}` };
-}
 
 export class Sessions {
   /** @type {Link[]} */

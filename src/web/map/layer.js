@@ -18,6 +18,8 @@ const MAX_LABELS = 250;
 const MAX_TRAILS = 300;
 /** CSS pixels of movement that are worth a drawing. */
 const VISIBLE_MOVE = 0.6;
+/** The longest pause between two looks at what moves. */
+const MAX_WAIT_MS = 250;
 /** How far from a vehicle a pointer still means it. */
 const REACH = 16;
 const MARGIN = 30;
@@ -52,6 +54,9 @@ export class VehicleLayer {
     this.shifted = false;
     this.zooming = false;
     this.frame = 0;
+    this.timer = 0;
+    /** Of the fastest vehicle in view; pixels a millisecond. */
+    this.speed = 0;
     this.lastDraw = 0;
     /** Milliseconds of the last drawing, the browser's part included. */
     this.lastCost = 0;
@@ -62,7 +67,7 @@ export class VehicleLayer {
     // The canvas moves along with the map; what comes in at the edge can wait a little.
     map.on("move", () => {
       this.shifted = true;
-      this.wake();
+      this.#wake();
     });
     map.on("moveend resize viewreset", () => this.invalidate());
     map.on("zoomstart", () => (this.zooming = true));
@@ -88,7 +93,7 @@ export class VehicleLayer {
   /** Something other than a movement wants a drawing. */
   invalidate() {
     this.dirty = true;
-    this.wake();
+    this.#wake();
   }
 
   /** Whether somebody in view has become stale or lost since the last drawing. */
@@ -97,11 +102,21 @@ export class VehicleLayer {
     return this.inView.some((vehicle) => vehicle.status(now) !== vehicle.drawnAs);
   }
 
-  /** Something moves. */
-  wake() {
-    if (this.frame === 0 && !document.hidden) {
-      this.frame = requestAnimationFrame((now) => this.#tick(now));
-    }
+  /** Something moves. If nothing has moved far enough to be seen yet, that can wait. */
+  nudge() {
+    if (this.timer === 0) this.#wake();
+  }
+
+  #wake() {
+    if (this.frame !== 0 || document.hidden) return;
+    clearTimeout(this.timer);
+    this.timer = 0;
+    this.frame = requestAnimationFrame((now) => this.#tick(now));
+  }
+
+  #woken() {
+    this.timer = 0;
+    this.#wake();
   }
 
   /** @param {number} now */
@@ -128,7 +143,13 @@ export class VehicleLayer {
         this.dirty = this.shifted = false;
       }
     }
-    if (moving || this.dirty || this.shifted) this.wake();
+    if (this.dirty || this.shifted) this.#wake();
+    else if (moving) {
+      const next = this.lastDraw + Math.max(this.lastCost * 3, VISIBLE_MOVE / this.speed);
+      const wait = Math.min(MAX_WAIT_MS, next - now);
+      if (wait < 2000 / 60) this.#wake();
+      else this.timer = setTimeout(() => this.#woken(), wait);
+    }
   }
 
   /**
@@ -145,20 +166,26 @@ export class VehicleLayer {
     const right = size.x + MARGIN;
     const bottom = size.y + MARGIN;
     let most = 0;
+    let speed = 0;
     const inView = [];
     for (const vehicle of this.fleet.vehicles.values()) {
-      vehicle.step(now);
+      const moves = vehicle.step(now);
       const px = nearest(vehicle.x, centre) * scale - min.x;
       const py = vehicle.y * scale - min.y;
       if (px < -MARGIN || py < -MARGIN || px > right || py > bottom) continue;
       if (!this.fleet.isShown(vehicle)) continue;
       const moved = Math.abs(px - vehicle.px) + Math.abs(py - vehicle.py);
       if (!(moved <= most)) most = Number.isNaN(moved) ? Infinity : moved;
+      if (moves) {
+        const way = Math.abs(vehicle.toX - vehicle.fromX) + Math.abs(vehicle.toY - vehicle.fromY);
+        speed = Math.max(speed, (way * scale) / vehicle.moveMs);
+      }
       vehicle.nextX = px;
       vehicle.nextY = py;
       inView.push(vehicle);
     }
     if (inView.length !== this.inView.length) most = Infinity;
+    this.speed = speed;
     this.next = { inView, scale, min, centre };
     return most;
   }

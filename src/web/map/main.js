@@ -38,7 +38,7 @@ const session = new Session(fleet, {
     if (what.type === "shutdown") deploy.changing();
   },
   moved: () => {
-    layer.wake();
+    layer.nudge();
     if (fleet.version !== list.version) change("fleet");
   },
 });

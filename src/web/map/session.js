@@ -4,11 +4,11 @@
  * counts what people ask about. Draws nothing.
  * @module
  */
-import { MilepostClient } from "../../client/v1/milepost.js";
+import { MilepostClient } from "../client/milepost.js";
 
 /**
  * @typedef {{id: string, state: "joining" | "joined" | "refused" | "left", problem: string,
- *   room: import("../../client/v1/milepost.js").Room | null, lagging: boolean}} RoomEntry
+ *   room: import("../client/milepost.js").Room | null, lagging: boolean}} RoomEntry
  * @typedef {"rooms" | "state" | "fleet" | "members"} Topic
  * @typedef {{type: string, [field: string]: any}} Happening
  */
