@@ -19,7 +19,8 @@ macro_rules! files {
     };
 }
 
-const FILES: [(&str, &str); 13] = files![
+const FILES: [(&str, &str); 15] = files![
+    "attempt.js",
     "calls.js",
     "core.js",
     "error.js",
@@ -28,6 +29,7 @@ const FILES: [(&str, &str); 13] = files![
     "milepost.js",
     "moves.js",
     "options.js",
+    "outbound.js",
     "requests.js",
     "room.js",
     "sessions.js",

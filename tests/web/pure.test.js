@@ -511,7 +511,8 @@ describe("a client on fake sockets", () => {
     world.last.position("r", 20);
     world.last.say("caught_up", { ...about, seq: 25, dropped: 9 });
     assert.equal(room.lagging, false);
-    assert.equal(client.counters.dropped, 9);
+    const { dropped, missed } = client.counters;
+    assert.deepEqual({ dropped, missed }, { dropped: 9, missed: 9 });
     world.last.drop(1006, "");
     await world.advance(1001);
     await world.welcome({ sessionId: "s2" });
@@ -701,6 +702,46 @@ describe("a client on fake sockets", () => {
     assert.equal(client.rooms.size, 0);
     const off = client.on("position", () => assert.fail("was unsubscribed"));
     off();
+    await client.close();
+  });
+
+  it("lets no vehicle run backwards when it goes on for an earlier client", async () => {
+    const world = new World();
+    await world.welcome();
+    const joining = world.client.join("r", { since: { epoch: "e", seq: 10 } });
+    const positions = [world.fix(20, { vehicleId: "bus-1" })];
+    world.answerJoins({ recovered: true, seq: 20, positions });
+    const room = await joining;
+    assert.equal(room.positions.get("bus-1").seq, 20);
+    world.last.position("r", 15);
+    assert.deepEqual(world.events.position.map(({ seq, replayed }) => [seq, replayed]), [[15, true]]);
+    assert.equal(room.positions.get("bus-1").seq, 20);
+    world.last.position("r", 21);
+    assert.equal(room.positions.get("bus-1").seq, 21);
+    await world.client.close();
+  });
+
+  it("uploads no faster than the server commits, and keeps nothing back for long", async () => {
+    const { world, client } = await settled();
+    const chunks = () => world.last.sent.filter(({ type }) => type === "backfill_chunk");
+    const progress = () => world.last.say("backfill_progress", { accepted: 0, duplicates: 0, rejected: 0 });
+    let taken = 0;
+    async function* source() {
+      for (; taken < 1501; taken++) yield { latitude: 1, longitude: 2 };
+      await new Promise(() => {});
+    }
+    client.backfill(source(), { room: "r" }).catch(() => {});
+    await world.advance(10);
+    assert.equal(chunks().length, 2);
+    assert.ok(taken <= 1500, `took ${taken}`);
+    progress();
+    await world.advance(10);
+    assert.equal(chunks().length, 3);
+    progress();
+    await world.advance(900);
+    assert.equal(chunks().length, 3);
+    await world.advance(200);
+    assert.equal(chunks().at(-1).payload.positions.length, 1, "what waits goes as a short chunk");
     await client.close();
   });
 

@@ -122,7 +122,8 @@ export class World {
   /** Time goes by, and what is due happens. */
   async advance(ms) {
     const end = this.#time + ms;
-    for (;;) {
+    for (let runs = 0; ; runs++) {
+      if (runs > 100_000) throw new Error("a timer is set again and again");
       await new Promise((resolve) => setImmediate(resolve));
       const due = [...this.#timers].sort(([, one], [, other]) => one.at - other.at)[0];
       if (due === undefined || due[1].at > end) break;

@@ -6,12 +6,12 @@
  * possible is done, then the listeners are told, in order. A listener may call anything.
  */
 import { Calls } from "./calls.js";
-import { closed, tooLarge } from "./error.js";
+import { closed } from "./error.js";
 import { Inbound } from "./inbound.js";
 import { Moves } from "./moves.js";
+import { flush, joinRooms, retire } from "./outbound.js";
 import { Requests } from "./requests.js";
 import { Sessions } from "./sessions.js";
-import { byteLength } from "./upload.js";
 
 /** @typedef {import("./link.js").Link} Link */
 /** @typedef {import("./link.js").Asked} Asked */
@@ -195,9 +195,9 @@ export class Core {
       this.sessions.schedule(now);
       if (this.dirty) {
         this.dirty = false;
-        this.#joinRooms(now);
-        this.#flush(now);
-        this.#retire(now);
+        joinRooms(this, now);
+        flush(this, now);
+        retire(this, now);
         this.moves.look(now);
       }
     } else if (this.sessions.links.length === 0) {
@@ -435,63 +435,6 @@ export class Core {
     // Most messages are positions, which change nothing else.
     if (this.dirty || this.state.stale) this.run(() => {});
     else if (this.#depth === 0) this.#tell();
-  }
-
-  // What goes out.
-
-  /**
-   * Joins, on the current link, every room that is not joined there.
-   * @param {number} now
-   */
-  #joinRooms(now) {
-    const link = this.sessions.current;
-    if (!link?.takesRequests) return;
-    for (const [roomId, { place }] of this.rooms) {
-      const due = place.retryAt === null || place.retryAt <= now;
-      if (place.link === link || place.joining === link || !due) continue;
-      const since = place.join(link) ?? undefined;
-      const payload = JSON.stringify({ roomId, mode: place.mode, since });
-      this.ask(link, "join_room", payload, { kind: "join", roomId });
-    }
-  }
-
-  /** @param {number} now */
-  #flush(now) {
-    const link = this.sessions.current;
-    if (!link?.takesRequests || this.requests.waiting.size === 0) return;
-    for (const request of this.requests.inOrder()) {
-      const joined = request.rooms.every((name) => {
-        const entry = this.rooms.get(name);
-        return entry === undefined || entry.place.link === link;
-      });
-      if (!joined || request.elsewhere?.session === link.session || request.late !== null) continue;
-      const { kind, payload, upload } = request;
-      if (payload.length * 3 > link.maxFrame && byteLength(payload) + 64 > link.maxFrame) {
-        this.requests.fail(request, tooLarge(link.maxFrame));
-        continue;
-      }
-      const wire = this.ask(link, kind, payload, { kind: "request", request });
-      if (this.requests.sent(request, link, wire, now)) this.counters.resends += 1;
-      if (upload !== null) {
-        link.uploading = request;
-        upload.begun(link.maxFrame);
-      }
-    }
-  }
-
-  /**
-   * Lets an older link go once nothing depends on it.
-   * @param {number} now
-   */
-  #retire(now) {
-    const { current, links } = this.sessions;
-    if (current === null) return;
-    for (const link of links) {
-      if (link === current || !link.isOpen) continue;
-      const speaks = [...this.rooms.values()].some(({ place }) => place.link === link);
-      const unanswered = [...link.asked.values()].some((asked) => asked.kind === "request");
-      if (!speaks && !unanswered) link.close(now);
-    }
   }
 
   /**

@@ -2,26 +2,16 @@
  * Sessions coming and going: when to connect, where, and what a lost one leaves behind
  * (README, "Close codes"). The one timer is the core's; this says what is due when.
  */
+import { getToken, open, read } from "./attempt.js";
 import { MilepostError } from "./error.js";
-import { Link } from "./link.js";
 import { Backoff, comeBack, millis, neverStarted } from "./timing.js";
 
+/** @typedef {import("./attempt.js").Attempt} Attempt */
+/** @typedef {import("./attempt.js").Failure} Failure */
 /** @typedef {import("./core.js").Core} Core */
+/** @typedef {import("./link.js").Link} Link */
 /** @typedef {import("./options.js").Settings} Settings */
 
-/**
- * One attempt to get a session.
- * @typedef {{endpoint: number, by: number, link: Link | null, over: boolean}} Attempt
- */
-
-/**
- * Why an attempt gave no session.
- * @typedef {{code: number, reason: string, token: string | null} | {token: string}
- *   | {why: string}} Failure
- */
-
-/** What a subprotocol may consist of (RFC 9110, 5.6.2). */
-const TOKEN_CHARACTERS = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 /** How often a client that was told of a newer generation tries again to find it. */
 const SEEK_AGAIN = 2;
 
@@ -120,41 +110,10 @@ export class Sessions {
 
   /** @param {Attempt} attempt */
   async #open(attempt) {
-    const { settings } = this;
-    let token = null;
-    try {
-      token = await this.#token();
-    } catch (error) {
-      if (!attempt.over) this.#failed(attempt, { token: `the token provider failed: ${error}` });
-      return;
-    }
-    if (attempt.over) return;
-    if (token !== null && !TOKEN_CHARACTERS.test(token)) {
-      this.#failed(attempt, { token: "the token holds characters that no subprotocol may" });
-    } else if (token !== null && token === this.#refusedToken) {
-      this.#failed(attempt, { token: "the provider gave the token that was refused" });
-    } else {
-      const { url, shown } = /** @type {{url: string, shown: string}} */ (
-        settings.endpoints[attempt.endpoint]
-      );
-      const protocols = token === null ? ["milepost.v1"] : ["milepost.v1", `bearer.${token}`];
-      try {
-        const socket = new settings.WebSocket(url, protocols);
-        this.#listen(new Link(socket, attempt.endpoint, shown, token), attempt);
-      } catch {
-        // Its text may hold the token.
-        this.#failed(attempt, { why: "the socket was not opened" });
-      }
-    }
-  }
-
-  /** @returns {Promise<string | null>} */
-  async #token() {
-    const { token } = this.settings;
-    if (token === undefined) return null;
-    const got = typeof token === "string" ? token : await token();
-    if (typeof got !== "string" || got === "") throw new Error("it gave no token");
-    return got;
+    const failure = await open(this.settings, attempt, this.#refusedToken, (link) =>
+      this.#listen(link, attempt),
+    );
+    if (failure !== null) this.#failed(attempt, failure);
   }
 
   /**
@@ -418,7 +377,7 @@ export class Sessions {
     let token = null;
     let failed = null;
     try {
-      token = await this.#token();
+      token = await getToken(this.settings);
     } catch (error) {
       failed = new MilepostError("TOKEN", `the token provider failed: ${error}`);
     }
@@ -512,20 +471,5 @@ export class Sessions {
     this.#seeking = null;
     this.current = null;
     for (const link of this.links) link.close(now);
-  }
-}
-
-/**
- * A message of the server; what cannot be read is a newer server's business.
- * @param {string} text
- * @returns {{type: string, id: unknown, payload: Record<string, any>} | null}
- */
-function read(text) {
-  try {
-    const { type, id, payload } = JSON.parse(text);
-    if (typeof type !== "string") return null;
-    return { type, id, payload: payload !== null && typeof payload === "object" ? payload : {} };
-  } catch {
-    return null;
   }
 }
