@@ -6,5 +6,5 @@ import { closeBrowser } from "./chromium.mjs";
 after(closeBrowser);
 
 const topics = process.argv.slice(2);
-const all = ["page", "moving", "background", "keyboard", "strangers", "accessible"];
+const all = ["page", "moving", "background", "keyboard", "strangers", "accessible", "crowd"];
 for (const topic of topics.length > 0 ? topics : all) await import(`./${topic}.mjs`);
