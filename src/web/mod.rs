@@ -61,6 +61,10 @@ impl Site {
     /// answered with this build's, but not kept.
     fn asset(&self, path: &str) -> Option<Response<Body>> {
         let (version, name) = path.split_once('/')?;
+        if version == "client" {
+            // Where a module of the map finds the folder beside its own, as in the sources.
+            return client::module(&format!("/client/v1/{name}"));
+        }
         let asset = assets::find(name)?;
         let mut response = Response::new(Body::from(Bytes::from_static(asset.body)));
         let headers = response.headers_mut();
@@ -138,6 +142,7 @@ mod tests {
         assert_eq!(file.headers()[header::CACHE_CONTROL], FOR_EVER);
         assert_eq!(file.headers()[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
         assert_eq!(file.headers()[header::CONTENT_SECURITY_POLICY], *policy);
+        assert!(site.page("/map/client/milepost.js").is_some(), "which session.js imports");
         let other = site.page("/map/0123456789abcdef/main.js").unwrap();
         assert_eq!(other.headers()[header::CACHE_CONTROL], "no-store");
     }

@@ -36,3 +36,8 @@ fn against_the_server() {
 fn in_other_processes() {
     node("process.test.js");
 }
+
+#[test]
+fn what_the_live_map_shows() {
+    node("fleet.test.js");
+}

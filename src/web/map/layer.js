@@ -314,6 +314,7 @@ export class VehicleLayer {
       for (const vehicle of inView) wanted.add(vehicle);
     }
     const grid = new Grid();
+    const edge = this.map.getSize().x;
     for (const vehicle of inView) if (wanted.size > special.length) grid.take(vehicle.px - 7, vehicle.py - 7, 14, 14, vehicle);
     for (const vehicle of wanted) {
       const name = this.sprites.label(vehicle.label, true);
@@ -321,7 +322,9 @@ export class VehicleLayer {
       const speedPicture = speed && inView.length <= MAX_LABELS / 2 ? this.sprites.label(speed, false) : null;
       const { ratio } = this.sprites;
       const width = name.width / ratio + (speedPicture ? speedPicture.width / ratio - 6 : 0);
-      const x = vehicle.px + (vehicle.id === this.selected ? 19 : 11);
+      const gap = vehicle.id === this.selected ? 19 : 11;
+      // At the right edge it stands to the left.
+      const x = vehicle.px + gap + width > edge ? vehicle.px - gap - width : vehicle.px + gap;
       const y = vehicle.py - LABEL_HEIGHT / 2;
       const forced = vehicle.id === this.selected || vehicle.id === this.hovered;
       if (!forced && !grid.free(x, y + 2, width, LABEL_HEIGHT - 4, vehicle)) continue;

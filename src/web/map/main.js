@@ -14,7 +14,7 @@ import { VehicleList } from "./list.js";
 import { Notices } from "./notices.js";
 import { RoomsPanel, roomsOfAddress } from "./rooms.js";
 import { Session } from "./session.js";
-import { byId } from "./text.js";
+import { byId, clean } from "./text.js";
 import { View, lessMotion } from "./view.js";
 
 const fleet = new Fleet();
@@ -242,7 +242,9 @@ const settings = await fetch(new URL("map/settings.json", document.baseURI), { c
   () => ({ tiles: null, attribution: "" }),
 );
 if (settings.demo) void deploy.start();
-await view.start(settings);
+await view.start(settings).catch((error) => {
+  notices.show("warn", "base", ["The base map could not be loaded: ", clean(error?.message ?? error, 120)], { lingerMs: 30_000 });
+});
 
 // For the browser's console; the page itself does not use it.
 Object.defineProperty(globalThis, "milepost", {
