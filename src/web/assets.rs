@@ -30,6 +30,7 @@ const ASSETS: &[Asset] = assets! {
     "detail.js" in "map": SCRIPT,
     "fleet.js" in "map": SCRIPT,
     "geo.js" in "map": SCRIPT,
+    "grid.js" in "map": SCRIPT,
     "history.js" in "map": SCRIPT,
     "icon.svg" in "map": "image/svg+xml",
     "land.bin" in "vendor": "application/octet-stream",
