@@ -78,7 +78,11 @@ fn public(config: &Config) -> String {
         (None, AuthMode::Jwt) => "any origin".to_owned(),
         (None, AuthMode::None) => "the same origin only".to_owned(),
     };
-    let map = if server.map { "live map at /" } else { "no map" };
+    let map = match (server.map, &server.map_tiles) {
+        (false, _) => "no map",
+        (true, None) => "live map at /",
+        (true, Some(_)) => "live map at / with tiles of another server",
+    };
     format!("{}, at most {} connections, {origins}, {map}", server.listen, server.max_connections)
 }
 

@@ -35,7 +35,11 @@ pub(super) fn request(method: Method, url: &str, token: Option<&str>) -> Result<
     })
 }
 
-async fn send(method: Method, url: &str, token: Option<&str>) -> Result<Answer> {
+/// [`request`] within a runtime and without a limit of time.
+///
+/// # Errors
+/// The same.
+pub(super) async fn send(method: Method, url: &str, token: Option<&str>) -> Result<Answer> {
     let uri: Uri = url.parse().context("not a URL")?;
     if uri.scheme_str() != Some("http") {
         bail!("the URL must begin with http://");

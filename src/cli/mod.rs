@@ -7,6 +7,7 @@ mod http;
 mod operate;
 mod serve;
 pub mod simulate;
+mod supervised;
 mod token;
 mod trace;
 pub mod watch;
@@ -32,8 +33,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the server; without a file with safe local defaults
-    Serve(ConfigArgs),
-    /// Run the server on loopback with a simulated fleet in it: what to try first
+    Serve(serve::ServeArgs),
+    /// Run the server on loopback with a fleet in it, and restart it under you: what to try first
     Demo(demo::DemoArgs),
     /// Drive a fleet, synthetic or recorded, and check that nothing is lost or doubled
     Simulate(simulate::SimulateArgs),

@@ -1,15 +1,15 @@
 //! `milepost serve`: sets the process up, runs the server, and leaves with the exit code
 //! of its shutdown.
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use tokio::sync::mpsc;
 use tracing::metadata::LevelFilter;
 
-use super::{ConfigArgs, USAGE, check, fail};
+use super::{ConfigArgs, USAGE, check, fail, supervised};
 use crate::config::{Config, LogFormat};
 use crate::ids::fresh_id;
 use crate::server::{Context, Server, StartError};
@@ -21,25 +21,22 @@ use crate::web::Site;
 /// The last lines get at least this long, also when the shutdown's budget is used up.
 const LAST_WORDS: Duration = Duration::from_millis(30);
 
-/// Runs the server.
-pub(super) fn run(args: &ConfigArgs) -> ExitCode {
-    match args.load() {
-        Ok(config) => run_with(config, args.clone(), |_| std::future::ready(())),
-        Err(error) => fail(USAGE, error),
-    }
+/// What `milepost serve` takes.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ServeArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// A supervisor holds the other end of the socket that is standard input
+    #[arg(long, hide = true)]
+    supervised: bool,
 }
 
-/// Runs the server, and beside it what `beside` makes of its public address.
-///
-/// `args` is where the configuration came from, to be read again on SIGHUP.
-pub(super) fn run_with<F>(
-    config: Config,
-    args: ConfigArgs,
-    beside: impl FnOnce(SocketAddr) -> F,
-) -> ExitCode
-where
-    F: Future<Output = ()> + Send + 'static,
-{
+/// Runs the server.
+pub(super) fn run(args: &ServeArgs) -> ExitCode {
+    let config = match args.config.load() {
+        Ok(config) => config,
+        Err(error) => return fail(USAGE, error),
+    };
     if let Err(error) = config.validate() {
         return fail(USAGE, error);
     }
@@ -55,7 +52,7 @@ where
         Ok(sink) => sink,
         Err(error) => return fail(1, format!("cannot write logs to stdout: {error}")),
     };
-    match runtime.block_on(serve(config, args, sink.clone(), beside)) {
+    match runtime.block_on(serve(config, args.clone(), sink.clone())) {
         Ok(outcome) => leave(&outcome, &sink),
         Err(error) => {
             tracing::error!(event = "server.start_failed", error = %error, "cannot start");
@@ -68,29 +65,9 @@ where
     }
 }
 
-async fn serve<F>(
-    config: Config,
-    args: ConfigArgs,
-    sink: Sink,
-    beside: impl FnOnce(SocketAddr) -> F,
-) -> Result<Outcome, StartError>
-where
-    F: Future<Output = ()> + Send + 'static,
-{
+async fn serve(config: Config, args: ServeArgs, sink: Sink) -> Result<Outcome, StartError> {
     let instance_id = fresh_id();
-    let log = LogSettings {
-        format: match config.log.format {
-            LogFormat::Json => Format::Json,
-            LogFormat::Text => Format::Text,
-            LogFormat::Ecs => Format::Ecs,
-            LogFormat::Gcp => Format::Gcp,
-            LogFormat::Datadog => Format::Datadog,
-        },
-        level: level(&config),
-        service: "milepost".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        instance_id: instance_id.clone(),
-    };
+    let log = log_settings(&config, "milepost", instance_id.clone());
     let metrics = Arc::new(Metrics::new(sink.dropped()));
     let log_level = logs::init(log, sink).map_err(std::io::Error::other)?;
     raise_descriptor_limit(config.server.max_connections);
@@ -106,9 +83,9 @@ where
             reload();
         }
     })?;
-    let site = Site { enabled: config.server.map };
+    let site = Site::new(&config.server).in_demo(args.supervised);
     let context = Context {
-        instance_id,
+        instance_id: instance_id.clone(),
         metrics,
         log_level: Some(log_level.clone()),
         pages: Arc::new(site),
@@ -125,7 +102,7 @@ where
                 tracing::error!(event = "auth.reload_failed", error, "keys not reloaded");
             }
         }
-        match args.load() {
+        match args.config.load() {
             Ok(config) => log_level.set_level(level(&config)),
             Err(error) => {
                 let error = error.to_string();
@@ -133,9 +110,32 @@ where
             }
         }
     }));
-    let (public, _) = server.addresses()?;
-    tokio::spawn(beside(public));
+    if args.supervised {
+        let (public, admin) = server.addresses()?;
+        supervised::start(&supervised::Hello { public, admin, instance: instance_id })?;
+    }
     server.run(received).await
+}
+
+/// How a process of `service` logs.
+pub(super) fn log_settings(
+    config: &Config,
+    service: &'static str,
+    instance_id: Arc<str>,
+) -> LogSettings {
+    LogSettings {
+        format: match config.log.format {
+            LogFormat::Json => Format::Json,
+            LogFormat::Text => Format::Text,
+            LogFormat::Ecs => Format::Ecs,
+            LogFormat::Gcp => Format::Gcp,
+            LogFormat::Datadog => Format::Datadog,
+        },
+        level: level(config),
+        service: service.into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        instance_id,
+    }
 }
 
 fn level(config: &Config) -> LevelFilter {
@@ -151,7 +151,7 @@ fn leave(outcome: &Outcome, sink: &Sink) -> ! {
 }
 
 /// Takes as many descriptors as the system gives, and warns if that is not enough.
-fn raise_descriptor_limit(connections: usize) {
+pub(super) fn raise_descriptor_limit(connections: usize) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     if limit.current < limit.maximum {

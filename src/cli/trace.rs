@@ -15,12 +15,16 @@ use crate::time::UnixMillis;
 
 /// A pause longer than this separates sessions, which are replayed side by side.
 const SESSION_PAUSE_MS: i64 = 3_600_000;
+/// Between the end of a recording and its repetition.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A recording.
 #[derive(Debug)]
 pub(super) struct Trace {
     /// In the order of their due times.
     pub(super) rows: Vec<Row>,
+    /// When a replay that is repeated starts over, from its start.
+    pub(super) again: Duration,
 }
 
 /// One recorded position.
@@ -81,7 +85,8 @@ impl Trace {
         };
         // Stable: what is due together keeps the file's order.
         rows.sort_by_key(|row| row.due);
-        Ok(Self { rows })
+        let again = rows.last().map_or(Duration::ZERO, |row| row.due) + PAUSE;
+        Ok(Self { rows, again })
     }
 
     /// Only the first `count` vehicles, if given.
@@ -145,6 +150,12 @@ fn spread(rows: Vec<Read>) -> Vec<Row> {
 }
 
 impl Row {
+    /// A position that is sent when it was measured.
+    pub(super) fn prompt(vehicle: &str, at: Duration, members: Map<String, Value>) -> Self {
+        let millis = i64::try_from(at.as_millis()).ok();
+        Self { vehicle: vehicle.to_owned(), due: at, at: millis, members }
+    }
+
     /// What to send: as recorded, or with the time of the fix moved to a replay that began
     /// at `start` and runs `speed` times as fast.
     pub(super) fn position(&self, shift: Option<(UnixMillis, f64)>) -> Map<String, Value> {

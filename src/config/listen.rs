@@ -27,6 +27,11 @@ pub struct Server {
     /// stops prefer one of another generation. The version of the binary by default; in
     /// Kubernetes the pod template's hash, through the downward API.
     pub generation: String,
+    /// A template of map tiles (`https://…/{z}/{x}/{y}.png`) that the live map shows above
+    /// its own base map, which needs no server.
+    pub map_tiles: Option<String>,
+    /// Whom the live map names as the source of the tiles; plain text.
+    pub map_attribution: Option<String>,
 }
 
 impl Default for Server {
@@ -37,6 +42,8 @@ impl Default for Server {
             allowed_origins: None,
             map: true,
             generation: env!("CARGO_PKG_VERSION").to_owned(),
+            map_tiles: None,
+            map_attribution: None,
         }
     }
 }

@@ -17,6 +17,7 @@ mod room_log;
 mod secret;
 mod shutdown;
 mod sources;
+mod tiles;
 pub mod units;
 mod validate;
 mod warnings;
@@ -33,6 +34,7 @@ pub use room_log::{Engine, RoomLog};
 pub use secret::Secret;
 pub use shutdown::{ReturnTimes, Shutdown};
 pub use sources::Sources;
+pub use tiles::tile_origin;
 
 /// The whole configuration, one field a section.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

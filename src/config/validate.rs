@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::units::{format_duration, format_size};
-use super::{AuthMode, Config, ConfigError, Engine, Nats};
+use super::{AuthMode, Config, ConfigError, Engine, Nats, tile_origin};
 use crate::budget::Budget;
 
 /// Algorithms by the kind of key that they need.
@@ -65,6 +65,19 @@ impl Check<'_> {
                      control characters",
                     server.generation
                 ),
+            );
+        }
+        if let Some(template) = &server.map_tiles
+            && let Err(expected) = tile_origin(template)
+        {
+            let text = format!("server.map_tiles: found {template:?}, {expected}");
+            self.problem(&["server.map_tiles"], &text);
+        }
+        if server.map_attribution.is_some() && server.map_tiles.is_none() {
+            self.problem(
+                &["server.map_attribution"],
+                "server.map_attribution: is set, but server.map_tiles, whose source it names, is \
+                 not",
             );
         }
         let same = |a: SocketAddr, b: SocketAddr| {

@@ -219,6 +219,13 @@ impl Front {
                 error(StatusCode::NOT_FOUND, "NOT_FOUND", "There is nothing at this path.")
             }),
         };
+        if let Some(tag) = response.headers().get(header::ETAG)
+            && has_it(request, tag)
+        {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            *response.body_mut() = Body::default();
+            response.headers_mut().remove(header::CONTENT_TYPE);
+        }
         if phase.refuses_upgrades() {
             close(&mut response);
         }
@@ -310,6 +317,14 @@ pub(super) fn raw_draining() -> Vec<u8> {
         body.len()
     )
     .into_bytes()
+}
+
+/// Whether the asker holds what `tag` names already (RFC 9110, 13.1.2).
+fn has_it<B>(request: &Request<B>, tag: &HeaderValue) -> bool {
+    let listed = request.headers().get_all(header::IF_NONE_MATCH);
+    listed.iter().filter_map(|value| value.to_str().ok()).any(|value| {
+        value.split(',').map(str::trim).any(|one| one == "*" || one.trim_start_matches("W/") == tag)
+    })
 }
 
 fn because(close: Close) -> RefusedBecause {

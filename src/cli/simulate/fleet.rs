@@ -124,8 +124,8 @@ impl Fleet {
         ends(tasks).await
     }
 
-    /// A recording, until its end or until it is stopped.
-    pub(super) async fn replay(self, trace: Trace) -> anyhow::Result<()> {
+    /// A recording, until its end (for ever, if it is to `repeat`) or until it is stopped.
+    pub(super) async fn replay(self, trace: Trace, repeat: bool) -> anyhow::Result<()> {
         let names = distinct(trace.rows.iter().map(|row| &*row.vehicle));
         let drivers = self.drivers(names.iter().copied()).await?;
         let mut tasks = JoinSet::new();
@@ -135,17 +135,26 @@ impl Fleet {
             queues.insert((*name).to_owned(), positions);
             tasks.spawn(driver.run(queue));
         }
-        let (start, wall) = (Instant::now(), UnixMillis::now());
+        let speed = self.args.speed;
+        let (mut start, mut wall) = (Instant::now(), UnixMillis::now());
         let mut stopped = self.stopped.clone();
         let feed = async {
-            for row in &trace.rows {
-                tokio::time::sleep_until(start + row.due.div_f64(self.args.speed)).await;
-                let shift = (!self.args.as_recorded).then_some((wall, self.args.speed));
-                if let Some(queue) = queues.get(&*row.vehicle)
-                    && queue.send(row.position(shift)).await.is_err()
-                {
+            loop {
+                for row in &trace.rows {
+                    tokio::time::sleep_until(start + row.due.div_f64(speed)).await;
+                    let shift = (!self.args.as_recorded).then_some((wall, speed));
+                    if let Some(queue) = queues.get(&*row.vehicle)
+                        && queue.send(row.position(shift)).await.is_err()
+                    {
+                        return;
+                    }
+                }
+                if !repeat {
                     return;
                 }
+                let lap = trace.again.div_f64(speed);
+                start += lap;
+                wall = wall.plus(i64::try_from(lap.as_millis()).unwrap_or(i64::MAX));
             }
         };
         tokio::select! {

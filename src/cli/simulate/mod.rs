@@ -103,7 +103,7 @@ pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
 
     let running = async {
         match trace {
-            Some(trace) => fleet.replay(trace).await,
+            Some(trace) => fleet.replay(trace, false).await,
             None => fleet.drive().await,
         }
     };
@@ -144,13 +144,12 @@ pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Drives a fleet beside a server in the same process, for as long as that lives: no
-/// observer, no report.
+/// Drives a fleet for as long as this is polled, a recording again and again: no observer,
+/// no report.
 ///
 /// # Errors
-/// Bad arguments, or no connection at the start.
-pub(super) async fn accompany(args: SimulateArgs) -> anyhow::Result<()> {
-    let trace = args.trace.as_deref().map(Trace::read).transpose()?;
+/// Bad arguments.
+pub(super) async fn accompany(args: SimulateArgs, trace: Option<Trace>) -> anyhow::Result<()> {
     let room: String = args.room.clone().unwrap_or_else(|| "demo".to_owned());
     let identity = Identity::new(&args, &room)?;
     // Its sender lives as long as this does: nobody stops the fleet.
@@ -158,7 +157,7 @@ pub(super) async fn accompany(args: SimulateArgs) -> anyhow::Result<()> {
     let tally = Arc::new(Tally::new());
     let fleet = Fleet { room: room.into(), tally, identity, args, stopped };
     match trace {
-        Some(trace) => fleet.replay(trace).await,
+        Some(trace) => fleet.replay(trace, true).await,
         None => fleet.drive().await,
     }
 }

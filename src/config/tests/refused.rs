@@ -325,6 +325,14 @@ fn impossible_combinations_are_refused_with_the_place() {
             "milepost.toml:4: server.max_connections: must be at least 1",
         ),
         (
+            "[server]\nmap_tiles = \"https://a/{z}/{x}\"\n",
+            "milepost.toml:4: server.map_tiles: found \"https://a/{z}/{x}\", expected http(s)://host/… with {z}, {x} and {y}",
+        ),
+        (
+            "[server]\nmap_attribution = \"© us\"\n",
+            "milepost.toml:4: server.map_attribution: is set, but server.map_tiles",
+        ),
+        (
             "[admin]\nlisten = \"127.0.0.1:8080\"\n",
             "milepost.toml:4: admin.listen: found 127.0.0.1:8080, which is the port of server.listen (127.0.0.1:8080)",
         ),
