@@ -10,7 +10,7 @@ import { test } from "./tests.mjs";
  * always, also on a busy machine, where a frame rate would prove nothing.
  */
 const vehicles = Number(process.env.MILEPOST_BROWSER_VEHICLES ?? 400);
-const minutes = Number(process.env.MILEPOST_BROWSER_MINUTES ?? 0.4);
+const minutes = Number(process.env.MILEPOST_BROWSER_MINUTES ?? 0.25);
 /** Bytes that the heap may grow by, between the first third and the last. */
 const GROWTH = 4_000_000;
 

@@ -31,6 +31,11 @@ async function select(map, name) {
   await map.page.locator("#search").press("Enter");
   await map.page.locator("#detail").waitFor({ state: "visible" });
   await map.page.locator("#search").fill("");
+  // As it is when somebody has clicked.
+  await map.page.evaluate(() => {
+    document.activeElement.blur();
+    document.getElementById("panel").scrollTop = 0;
+  });
 }
 
 const demo = await Demo.start();
