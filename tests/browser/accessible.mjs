@@ -4,13 +4,12 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { MapPage } from "./chromium.mjs";
+import { PHONE } from "./devices.mjs";
 import { Demo, Server, until } from "./processes.mjs";
 import { Publisher } from "./publisher.mjs";
 import { test } from "./tests.mjs";
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-export const PHONE = { viewport: { width: 390, height: 844 }, deviceScaleFactor: 2, isMobile: true, hasTouch: true };
-
 async function assertClean(map, where) {
   const violations = await map.page.evaluate(async (axe) => {
     // As a debugger does it: the page's policy forbids scripts of others, and rightly so.

@@ -14,7 +14,7 @@ async function tabTo(map, selector) {
   throw new Error(`Tab does not lead to ${selector}`);
 }
 
-test("search, follow and history by keyboard alone", async () => {
+test("search, follow, history and deploy by keyboard alone", async () => {
   const demo = await Demo.start();
   const map = await MapPage.open(demo.base);
   const { keyboard } = map.page;
@@ -59,16 +59,9 @@ test("search, follow and history by keyboard alone", async () => {
 
   await keyboard.press("Escape");
   await map.page.locator("#detail").waitFor({ state: "hidden" });
-  await map.close();
-  await demo.stop();
-});
 
-test("a deploy by keyboard alone", async () => {
-  const demo = await Demo.start();
-  const map = await MapPage.open(demo.base);
-  await map.page.locator("#deploy-button").waitFor({ state: "visible" });
   await tabTo(map, "#deploy-button");
-  await map.page.keyboard.press("Enter");
+  await keyboard.press("Enter");
   await until("it is done", async () => (await demo.state()).deploys === 1);
   await until("the banner says so", async () => (await map.text("#banner-text")).startsWith("Moved"));
   assert.equal(await map.page.locator("#banner").getAttribute("role"), "status");

@@ -25,7 +25,8 @@ test("the page loads from the binary alone and shows a fleet that moves", async 
   // All in view, and beside the panel.
   assert.equal((await map.read("drawing")).inView, 30);
   const paths = map.requests.map((url) => new URL(url).pathname);
-  for (const path of ["/", "/client/v1/milepost.js", "/ws"]) assert.ok(paths.includes(path), path);
+  for (const path of ["/", "/ws"]) assert.ok(paths.includes(path), path);
+  assert.ok(paths.some((path) => path.endsWith("/client/milepost.js")), `${paths}`);
   // Nothing of what was loaded was missing or refused; `close` looks at whom it came from.
   await map.close();
   await demo.stop();

@@ -40,13 +40,13 @@ class Process {
     this.folder = mkdtempSync(join(tmpdir(), "milepost-browser-"));
     const env = Object.fromEntries(Object.entries(process.env).filter(([key]) => !key.startsWith("MILEPOST_")));
     env.TMPDIR = this.folder;
-    this.child = spawn(binary, args, { cwd: this.folder, env, stdio: ["ignore", "pipe", "inherit"] });
+    this.child = spawn(binary, args, { cwd: this.folder, env, stdio: ["ignore", "pipe", "pipe"] });
     this.exited = once(this.child, "exit");
     const kill = () => this.child.kill("SIGKILL");
     leftBehind.add(kill);
     this.exited.then(() => leftBehind.delete(kill));
     this.output = "";
-    this.child.stdout.on("data", (data) => (this.output += data));
+    for (const stream of [this.child.stdout, this.child.stderr]) stream.on("data", (data) => (this.output += data));
   }
 
   async said(pattern) {

@@ -19,6 +19,8 @@ pub(super) const MARK: &str = "sim";
 const EXPECTED: u8 = 1;
 const SEEN: u8 = 2;
 const EXCUSED: u8 = 4;
+/// Seen in a snapshot: not missing, but its event may still come.
+const SHOWN: u8 = 8;
 
 /// Counts of a running simulation.
 pub(super) struct Tally {
@@ -148,7 +150,7 @@ impl Tally {
     }
 
     /// The observer got a position as an event (or, with `again`, in a snapshot, which
-    /// repeats what may have come before).
+    /// repeats what may have come before and, on a resume, what is about to come).
     pub(super) fn saw(&self, mark: &str, again: bool) {
         let Some((run, number)) = mark.split_once('-') else { return };
         let Some(number) = number.parse().ok().filter(|_| run == self.run) else { return };
@@ -156,11 +158,11 @@ impl Tally {
             return;
         }
         let mut inner = self.inner.lock();
-        if inner.get(number) & SEEN != 0 {
-            inner.doubled += u64::from(!again);
+        if !again && inner.get(number) & SEEN != 0 {
+            inner.doubled += 1;
             return;
         }
-        inner.set(number, SEEN);
+        inner.set(number, if again { SHOWN } else { SEEN });
         if inner.missing == 0 {
             self.all_seen.notify_waiters();
         }
@@ -238,7 +240,7 @@ impl Inner {
         let before = self.positions[at];
         let after = before | bits;
         self.positions[at] = after;
-        let missing = |bits: u8| bits & (EXPECTED | SEEN | EXCUSED) == EXPECTED;
+        let missing = |bits: u8| bits & (EXPECTED | SEEN | EXCUSED | SHOWN) == EXPECTED;
         match (missing(before), missing(after)) {
             (false, true) => self.missing += 1,
             (true, false) => self.missing -= 1,
@@ -326,12 +328,16 @@ mod tests {
         tally.saw("other-0", false);
         let summary = tally.summary(true);
         assert_eq!((summary.lost, summary.doubled), (1, 1));
+        // After a resume the snapshot comes first, then the events that were missed.
+        tally.saw(&marks[1], true);
+        tally.saw(&marks[1], false);
+        assert_eq!((tally.missing(), tally.summary(true).doubled), (0, 1));
         // Seen before its answer came.
         tally.saw(&marks[4], false);
         tally.acknowledged(4, &ack(false, false), false, TOOK);
         // A repetition under the same key is this position itself.
         tally.acknowledged(5, &ack(true, false), true, TOOK);
-        assert_eq!(tally.missing(), 2);
+        assert_eq!(tally.missing(), 1);
         tally.reset();
         assert_eq!(tally.summary(true).lost, 0);
     }

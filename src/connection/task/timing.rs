@@ -15,7 +15,7 @@ use crate::time::UnixMillis;
 
 /// How often a connection that the kernel takes nothing from is looked at, in ms.
 pub(super) const BLOCKED_CHECK: u64 = 250;
-/// Bytes on their way that may be nothing but pings.
+/// Bytes that may be nothing but pings.
 const PINGS: u64 = 64;
 
 impl Connection {
@@ -41,9 +41,12 @@ impl Connection {
 
         let socket = &self.handle().socket;
         let acknowledged = socket.acknowledged();
-        // A peer that reads slowly is alive. That its kernel takes a ping says nothing.
+        // A peer that takes more than pings is alive, also one that reads slowly. That its
+        // kernel takes a ping says nothing.
         let reads = self.batch.bytes() > 0 || socket.unacknowledged() > PINGS;
-        if std::mem::replace(&mut self.last_acknowledged, acknowledged) < acknowledged && reads {
+        let before = std::mem::replace(&mut self.last_acknowledged, acknowledged);
+        let taken = acknowledged.saturating_sub(before);
+        if taken > PINGS || (taken > 0 && reads) {
             self.last_progress = now;
         }
         let alive = self.last_received.max(self.last_progress);

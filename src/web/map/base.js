@@ -195,7 +195,7 @@ class Land extends L.GridLayer {
     pen.stroke();
     const digits = Math.max(0, Math.ceil(-Math.log10(step)));
     pen.fillStyle = this.colours.degrees;
-    pen.font = "10px system-ui, sans-serif";
+    pen.font = "13px system-ui, sans-serif";
     // In every fourth tile there are the degrees.
     if (x % 4 === 0) {
       for (let lat = Math.ceil(latitude(y + 1) / step) * step; lat < north; lat += step) {

@@ -41,7 +41,7 @@ export class ConnectionPanel {
     this.#set("Session", clean(state?.sessionId ?? "–", 64));
     this.#set("Sequence", rooms.map(({ room }) => count(room?.seq ?? 0)).join(", ") || "–");
     this.#set("Positions", `${number("positions")} (${count(Math.round(figures.rate))} a second)`);
-    this.#set("Lag", delay(figures.lagMs));
+    this.#set("Lag", delay(Math.max(0, figures.lagMs)));
     this.#set("Round trip", delay(state?.roundTripMs));
     this.#set("Missed", number("missed"));
     this.#set("Gaps", number("gaps"));

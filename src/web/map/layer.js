@@ -125,8 +125,10 @@ export class VehicleLayer {
     this.frame = 0;
     this.stats.frames += 1;
     const moving = now < this.fleet.movingUntil + 50;
-    // A frame that comes late after a drawing is late because of it.
-    if (this.drew) this.lastCost = Math.min(250, Math.max(this.lastCost, now - this.lastDraw - 1000 / 60));
+    // A frame that comes late after a drawing is late because of it; a few vehicles are
+    // not to blame for much.
+    const most = 4 + this.inView.length / 50;
+    if (this.drew) this.lastCost = Math.min(most, Math.max(this.lastCost, now - this.lastDraw - 1000 / 60));
     this.drew = false;
     // At most a third of the time goes into drawing, however slow the machine.
     const due = this.dirty || now - this.lastDraw >= this.lastCost * 3;

@@ -223,6 +223,38 @@ async fn a_hung_peer_is_given_up_although_its_kernel_takes_pings() {
     assert_eq!(line["reason"], "heartbeat timeout", "{line}");
 }
 
+/// A subscriber of a busy room is never pinged, because something is always written to it,
+/// and so has nothing to answer: that it takes what is sent shows that it lives.
+#[tokio::test]
+async fn a_subscriber_that_only_reads_is_kept() {
+    let server =
+        Server::builder().set("heartbeat.interval", "500ms").set("heartbeat.timeout", "6s").start();
+    let mut stream = deaf(&server, "reader");
+    let mut vehicle = Client::connect(&server, "bus").await;
+    vehicle.join("r").await;
+    let reader = tokio::task::spawn_blocking(move || {
+        let (mut pinged, mut events) = (0, 0);
+        while let Some((opcode, payload)) = raw::read_frame(&mut stream) {
+            pinged += u32::from(opcode == 9);
+            events += u32::from(payload.starts_with(br#"{"type":"location_update""#));
+        }
+        (pinged, events)
+    });
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    let end = tokio::time::Instant::now() + Duration::from_secs(9);
+    let mut published = 0;
+    while tokio::time::Instant::now() < end {
+        ticks.tick().await;
+        vehicle.publish(json!({ "latitude": 1, "longitude": 2, "n": published })).await;
+        published += 1;
+    }
+    let closed = |line: &Value| line["event"] == "connection.closed";
+    assert!(!server.lines().iter().any(closed), "{:#?}", server.lines());
+    server.terminate();
+    let (pinged, events) = reader.await.unwrap();
+    assert_eq!((pinged, events), (0, published));
+}
+
 /// A peer that is gone without a word: nothing is received from it, and nothing that is
 /// sent to it is taken.
 #[tokio::test]
