@@ -338,7 +338,7 @@ impl Room {
 
 impl Members {
     fn wants_announcing(&mut self) -> bool {
-        let wants = self.presence.has_changes() && !self.announcing;
+        let wants = !self.announcing && self.presence.has_changes();
         self.announcing |= wants;
         wants
     }
