@@ -3,10 +3,11 @@
 //! Names that come from outside are checked once, here, and are shared
 //! (`Arc<str>`) from then on. This module knows no protocol and does no I/O.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The longest room, client or vehicle name, in characters (protocol.md).
 pub const MAX_NAME_CHARS: usize = 128;
@@ -61,6 +62,13 @@ macro_rules! name {
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = Cow::<'de, str>::deserialize(deserializer)?;
+                Self::parse(&text).map_err(serde::de::Error::custom)
             }
         }
     };

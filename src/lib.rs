@@ -8,8 +8,8 @@
 //! ground ([`ids`], [`close`], [`budget`], [`time`], [`phase`], [`config`]), wire
 //! ([`protocol`]), policy ([`auth`], [`limits`], [`telemetry`]), storage
 //! ([`broker`], [`room_log`]), fan-out ([`outgoing`], [`rooms`]), connections ([`admission`],
-//! [`connection`], [`transport`]), process ([`shutdown`], [`admin`], [`listener`],
-//! [`server`]), edges ([`client`], [`web`], [`cli`]).
+//! [`connection`], [`transport`]) and other instances ([`cluster`]), process ([`shutdown`],
+//! [`admin`], [`listener`], [`server`]), edges ([`client`], [`web`], [`cli`]).
 
 pub mod budget;
 pub mod close;
@@ -31,6 +31,7 @@ pub mod outgoing;
 pub mod rooms;
 
 pub mod admission;
+pub mod cluster;
 pub mod connection;
 pub mod plane;
 pub mod transport;

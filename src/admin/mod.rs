@@ -28,14 +28,14 @@ use crate::phase::Phase;
 use crate::plane::{Hold, Plane};
 use crate::rooms::Hub;
 use crate::shutdown::evacuation::{Evacuation, EvacuationStatus, ShuttingDown};
-use crate::shutdown::{Status, Trigger, TriggerSender, Watchdog};
+use crate::shutdown::{OthersSlot, Status, Trigger, TriggerSender, Watchdog};
 use crate::telemetry::logs::parse_level;
 use crate::telemetry::metrics::{CONTENT_TYPE, ResumeOutcome};
 use crate::telemetry::{LogHandle, Metrics};
 use crate::transport::upgrade;
 
 pub use guard::{Guard, TokenFileError};
-pub use readiness::Readiness;
+pub use readiness::{Obstacle, Readiness};
 
 /// After how long without an answer the workers count as dead.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -80,6 +80,8 @@ pub struct State {
     pub hub: Arc<Hub>,
     /// The plane, which the operator may pause.
     pub plane: Arc<Plane>,
+    /// The other instances, if there can be any.
+    pub others: OthersSlot,
     /// The paced evacuation.
     pub evacuation: Arc<Evacuation>,
     /// Whether traffic is wanted.
@@ -227,10 +229,26 @@ impl State {
             .into_iter()
             .map(|(hold, reason)| serde_json::json!({ "hold": hold.name(), "reason": reason }))
             .collect();
+        let others: Vec<_> = self
+            .others
+            .get()
+            .map(|others| others.known())
+            .unwrap_or_default()
+            .iter()
+            .map(|other| {
+                serde_json::json!({
+                    "instanceId": &*other.instance,
+                    "generation": other.generation,
+                    "clients": other.clients,
+                    "draining": other.draining,
+                })
+            })
+            .collect();
         serde_json::json!({
             "instanceId": &*self.instance_id,
             "version": env!("CARGO_PKG_VERSION"),
             "phase": self.readiness.phase().name(),
+            "readiness": self.readiness.word(),
             "uptimeSeconds": self.started.elapsed().as_secs(),
             "connections": self.registry.len(),
             "rooms": rooms,
@@ -247,6 +265,7 @@ impl State {
                 "tooOld": resumes(ResumeOutcome::TooOld),
                 "unknown": resumes(ResumeOutcome::Unknown),
             },
+            "others": others,
             "holds": holds,
             "held": { "requests": requests, "notifications": notifications, "bytes": bytes },
             "shutdown": self.shutdown.report(&self.registry),

@@ -8,6 +8,25 @@ use crate::phase::{Phase, PhaseWatch};
 use crate::plane::Plane;
 use crate::shutdown::Evacuation;
 
+/// What is in the way of traffic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The name of the phase or of the hold.
+    pub reason: &'static str,
+    /// More about it, for people.
+    pub detail: Option<String>,
+    /// Whether traffic is better off elsewhere. Not with a hold that all instances share.
+    pub keeps_away: bool,
+}
+
+fn word(obstacle: Option<&Obstacle>) -> &'static str {
+    match obstacle {
+        None => "ready",
+        Some(obstacle) if obstacle.keeps_away => "not_ready",
+        Some(_) => "degraded",
+    }
+}
+
 /// The reasons not to be ready.
 #[derive(Debug)]
 pub struct Readiness {
@@ -35,33 +54,42 @@ impl Readiness {
         self.phase.get()
     }
 
-    /// What keeps traffic away: the name of the phase or of the hold, and more about it.
+    /// What is in the way of traffic: the phase, a drain, or the first hold; one that
+    /// keeps traffic away before one that does not.
     #[must_use]
-    pub fn obstacle(&self) -> Option<(&'static str, Option<String>)> {
+    pub fn obstacle(&self) -> Option<Obstacle> {
         let phase = self.phase.get();
         if phase != Phase::Running {
-            return Some((phase.name(), None));
+            return Some(Obstacle { reason: phase.name(), detail: None, keeps_away: true });
         }
         if self.evacuation.is_on() {
-            return Some(("drain", Some("drained through the admin port".to_owned())));
+            let detail = Some("drained through the admin port".to_owned());
+            return Some(Obstacle { reason: "drain", detail, keeps_away: true });
         }
-        self.plane.holds().into_iter().next().map(|(hold, reason)| (hold.name(), Some(reason)))
+        let (hold, detail) = self.plane.holds().into_iter().min_by_key(|(h, _)| h.is_shared())?;
+        let detail = Some(detail);
+        Some(Obstacle { reason: hold.name(), detail, keeps_away: !hold.is_shared() })
+    }
+
+    /// In one word: `ready`, `degraded` (traffic may come), `not_ready`.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        word(self.obstacle().as_ref())
     }
 
     /// The answer of a readiness probe.
     #[must_use]
     pub fn answer(&self, clients: usize) -> (StatusCode, serde_json::Value) {
         let obstacle = self.obstacle();
-        let status = match obstacle {
-            None => StatusCode::OK,
-            Some(_) => StatusCode::SERVICE_UNAVAILABLE,
+        let status = match &obstacle {
+            Some(obstacle) if obstacle.keeps_away => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::OK,
         };
-        let (reason, detail) = obstacle.map_or((None, None), |(name, detail)| (Some(name), detail));
         let body = serde_json::json!({
-            "status": if reason.is_none() { "ready" } else { "not_ready" },
+            "status": word(obstacle.as_ref()),
             "phase": self.phase.get().name(),
-            "reason": reason,
-            "detail": detail,
+            "reason": obstacle.as_ref().map(|obstacle| obstacle.reason),
+            "detail": obstacle.and_then(|obstacle| obstacle.detail),
             "clients": clients,
         });
         (status, body)
@@ -73,8 +101,16 @@ mod tests {
     use super::*;
     use crate::phase;
     use crate::plane::{Budgets, Hold};
+    use crate::shutdown::slots::Spread;
+    use crate::shutdown::{OthersSlot, Returns};
     use crate::telemetry::Metrics;
     use prometheus_client::metrics::counter::Counter;
+
+    const SPREAD: Spread = Spread {
+        min: std::time::Duration::ZERO,
+        max: std::time::Duration::from_secs(1),
+        rate: 1000,
+    };
 
     #[tokio::test]
     async fn the_reason_is_the_phase_or_the_first_hold() {
@@ -84,7 +120,8 @@ mod tests {
         let evacuation = Arc::new(Evacuation::new(
             Arc::default(),
             watch.clone(),
-            std::time::Duration::from_secs(1),
+            Returns { alone: SPREAD, with_others: SPREAD, handover: std::time::Duration::ZERO },
+            OthersSlot::default(),
         ));
         let readiness = Readiness::new(watch, evacuation.clone(), plane.clone());
         assert_eq!(readiness.answer(3).0, StatusCode::OK);
@@ -93,8 +130,26 @@ mod tests {
         let (status, body) = readiness.answer(3);
         assert_eq!((status.as_u16(), &body["reason"]), (503, &"startup".into()));
         assert_eq!(body["detail"], "waiting for the lock on x");
+        plane.hold(Hold::Broker, "nats://a:4222 is not reachable");
         plane.release(Hold::Startup);
         assert_eq!(readiness.answer(3).1["reason"], "store");
+        // What all instances share keeps nobody away, on its own.
+        plane.release(Hold::Store);
+        let (status, body) = readiness.answer(3);
+        assert_eq!((status.as_u16(), &body["status"]), (200, &"degraded".into()));
+        assert_eq!((&body["reason"], &body["phase"]), (&"broker".into(), &"running".into()));
+        assert_eq!(body["detail"], "nats://a:4222 is not reachable");
+        assert_eq!(readiness.word(), "degraded");
+        for hold in [Hold::Operator, Hold::Startup, Hold::Store] {
+            plane.hold(hold, "on its own account");
+            let (status, body) = readiness.answer(3);
+            assert_eq!((status.as_u16(), &body["status"]), (503, &"not_ready".into()));
+            assert_eq!(body["reason"], hold.name());
+            plane.release(hold);
+        }
+        plane.release(Hold::Broker);
+        assert_eq!(readiness.word(), "ready");
+        plane.hold(Hold::Store, "disk full");
         evacuation.begin(10).unwrap();
         assert_eq!(readiness.answer(3).1["reason"], "drain");
         assert!(readiness.refuses_upgrades());

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::config::units::{format_duration, format_size};
-use crate::config::{AuthMode, Config, DefaultAccess, Expiry, LogFormat};
+use crate::config::{AuthMode, Config, DefaultAccess, Engine, Expiry, LogFormat, ReturnTimes};
 
 /// What would run: addresses, log, authentication, shutdown, and what to look at.
 #[must_use]
@@ -41,7 +41,7 @@ pub fn report(config: &Config) -> String {
 /// any of them the server does not start.
 #[must_use]
 pub fn missing_files(config: &Config) -> Vec<String> {
-    let Config { admin, auth, .. } = config;
+    let Config { admin, auth, nats, .. } = config;
     let mut files = vec![("admin.token_file", &admin.token_file)];
     if auth.mode == AuthMode::Jwt {
         files.extend([
@@ -49,6 +49,9 @@ pub fn missing_files(config: &Config) -> Vec<String> {
             ("auth.public_key_file", &auth.public_key_file),
             ("auth.jwks_file", &auth.jwks_file),
         ]);
+    }
+    if config.room_log.engine == Engine::Nats {
+        files.push(("nats.credentials_file", &nats.credentials_file));
     }
     files
         .into_iter()
@@ -129,14 +132,25 @@ fn auth(config: &Config) -> String {
 }
 
 fn room_log(config: &Config) -> String {
-    let log = &config.room_log;
-    let path = if log.in_memory() {
-        "in memory, forgotten at the end".to_owned()
-    } else {
-        log.path.display().to_string()
+    let Config { room_log: log, nats, .. } = config;
+    let place = match log.engine {
+        Engine::Embedded if log.in_memory() => "in memory, forgotten at the end".to_owned(),
+        Engine::Embedded => log.path.display().to_string(),
+        Engine::Nats => {
+            let credentials = match &nats.credentials_file {
+                Some(file) => format!(", credentials in {}", file.display()),
+                None => String::new(),
+            };
+            format!(
+                "stream {} with replicas {} at {}{credentials}",
+                nats.stream,
+                nats.replicas,
+                nats.servers()
+            )
+        }
     };
     format!(
-        "{}, {path}, kept {} and up to {}",
+        "{}, {place}, kept {} and up to {}",
         log.engine,
         format_duration(log.retention_age),
         format_size(log.retention_bytes)
@@ -180,12 +194,22 @@ fn shutdown(config: &Config) -> String {
 
 fn reconnect(config: &Config) -> String {
     let shutdown = &config.shutdown;
-    format!(
-        "clients come back {} to {} after the notice, {} a second",
-        format_duration(shutdown.reconnect_min),
-        format_duration(shutdown.reconnect_max),
-        shutdown.reconnect_rate
-    )
+    let between = |times: ReturnTimes| {
+        format!("{} to {}", format_duration(times.min), format_duration(times.max))
+    };
+    let alone = between(shutdown.alone());
+    let rate = shutdown.reconnect_rate;
+    match config.room_log.engine {
+        Engine::Embedded => {
+            format!("clients come back {alone} after the notice, {rate} a second")
+        }
+        Engine::Nats => format!(
+            "clients go to other instances {} after the notice and are served {} longer, or come \
+             back {alone} after it if there are none, {rate} a second",
+            between(shutdown.with_others()),
+            format_duration(shutdown.handover)
+        ),
+    }
 }
 
 fn logs(config: &Config) -> String {
@@ -259,6 +283,29 @@ logs       json on stdout, from level info up
             assert!(text.contains(part), "{part}\n{text}");
         }
         assert!(!text.contains("hunter2"), "{text}");
+    }
+
+    #[test]
+    fn several_instances_in_words() {
+        let text = report(&load(&[
+            "room_log.engine=nats",
+            "nats.url=nats://me:hunter2@n1:4222,tls://hunter2@n2",
+            "nats.credentials_file=/nowhere/milepost.creds",
+            "nats.stream=fleet",
+            "nats.replicas=3",
+            "server.max_connections=6000",
+        ]));
+        for part in [
+            "room log   nats, stream fleet with replicas 3 at nats://n1:4222, tls://n2:4222, \
+             credentials in /nowhere/milepost.creds, kept 7d and up to 4GiB\n",
+            "reconnect  clients go to other instances 0s to 3s after the notice and are served \
+             250ms longer, or come back 1s to 10s after it if there are none, 2000 a second\n",
+            "error      --set nats.credentials_file: nats.credentials_file: /nowhere/milepost.creds: \
+             No such file",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(!text.contains("hunter2") && !text.contains("warning"), "{text}");
     }
 
     #[test]

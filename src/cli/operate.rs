@@ -64,7 +64,13 @@ pub(super) fn healthcheck(args: &HealthArgs) -> ExitCode {
         Err(error) => return fail(USAGE, error),
     };
     match http::request(Method::GET, &format!("{base}{path}"), None) {
-        Ok(answer) if answer.status.is_success() => ExitCode::SUCCESS,
+        Ok(answer) if answer.status.is_success() => {
+            // Ready is silent; degraded is ready and worth a word.
+            if answer.body.contains("\"degraded\"") {
+                say(answer.body.trim());
+            }
+            ExitCode::SUCCESS
+        }
         Ok(answer) => fail(1, answer.body.trim()),
         Err(error) => fail(1, format!("{error:#}")),
     }

@@ -194,7 +194,7 @@ impl<C: Connector> Task<C> {
             }
             ServerMessage::TokenExpiring(_) if self.current == Some(id) => self.refresh_token(),
             ServerMessage::ServerShuttingDown(notice) => {
-                self.noticed(id, notice.reconnect_in, now);
+                self.noticed(id, &notice, now);
                 if self.current == Some(id) {
                     self.emit(Event::Notice(notice));
                 }

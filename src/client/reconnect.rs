@@ -10,10 +10,15 @@ use super::error::Error;
 use super::event::Event;
 use super::link::{Asked, Link, LinkEvent};
 use super::requests::Loss;
-use super::task::{Refreshing, Task};
+use super::task::{Avoid, Refreshing, Task};
 use crate::close::{Close, ComeBack, come_back};
 use crate::protocol::RequestId;
+use crate::protocol::decode::ServerShuttingDown;
 use crate::protocol::server::message;
+
+/// How often a client that landed on the generation that it is to leave tries again, with
+/// the session that it has in hand.
+const BETTER_TRIES: u32 = 2;
 
 impl<C: Connector> Task<C> {
     /// Sees to it that a session is on its way where one is needed.
@@ -26,6 +31,16 @@ impl<C: Connector> Task<C> {
             None => true,
             Some(link) => link.noticed || refused_here || link.refuses,
         };
+        if !needed && self.prefers_another() {
+            if self.connecting.is_none() {
+                let at = *self.reconnect_at.get_or_insert_with(|| now + self.backoff.spread());
+                if at.max(self.not_before[self.next_endpoint]) <= now {
+                    self.reconnect_at = None;
+                    self.start_connecting();
+                }
+            }
+            return;
+        }
         if !needed {
             // The reason for the move is gone, so nothing of it stays.
             self.reconnect_at = None;
@@ -74,18 +89,60 @@ impl<C: Connector> Task<C> {
         )));
     }
 
-    /// Moves on to the endpoint after `index`.
+    /// Moves on to the endpoint after `index`, past those that showed a generation which
+    /// is to be left, if there are others.
     fn turn_from(&mut self, index: usize) {
-        self.next_endpoint = (index + 1) % self.settings.endpoints.len();
+        let count = self.settings.endpoints.len();
+        let after = |steps: usize| (index + steps) % count;
+        let leaves = |index: usize| match (&self.avoid, &self.generations[index]) {
+            (Some(avoid), Some(seen)) => *seen == avoid.generation,
+            _ => false,
+        };
+        let next = (1..count).map(after).find(|next| !leaves(*next));
+        self.next_endpoint = next.unwrap_or_else(|| after(1));
+    }
+
+    /// Whether there is a session to stay with, but one that had better be another.
+    fn prefers_another(&self) -> bool {
+        let (Some(avoid), Some(link)) = (&self.avoid, self.current_link()) else { return false };
+        link.takes_requests() && link.welcome.generation == avoid.generation && avoid.tries > 0
+    }
+
+    /// An attempt to find a better session than the present one has failed.
+    fn not_better(&mut self, now: Instant) {
+        let stays = self.current_link().map(|link| link.endpoint);
+        self.reconnect_at = None;
+        if let Some(avoid) = &mut self.avoid {
+            avoid.tries -= 1;
+            if avoid.tries > 0 {
+                self.turn_from(self.connecting_to);
+                self.reconnect_at = Some(now + self.backoff.spread());
+                return;
+            }
+        }
+        self.avoid = None;
+        if let Some(endpoint) = stays {
+            self.next_endpoint = endpoint;
+        }
     }
 
     /// An attempt is over.
     pub(super) fn connected(&mut self, result: Result<Box<Link<C::Io>>, Failure>) {
         let now = Instant::now();
-        let link = match result {
+        let mut link = match result {
             Ok(link) => link,
             Err(failure) => return self.connect_failed(failure, now),
         };
+        let generation = &link.welcome.generation;
+        self.generations[link.endpoint] = Some(generation.clone());
+        if self.avoid.as_ref().is_some_and(|avoid| avoid.generation != *generation) {
+            self.avoid = None;
+        } else if self.prefers_another() {
+            // No better: the rooms stay where they are.
+            link.close(now);
+            self.links.push(link);
+            return self.not_better(now);
+        }
         self.unauthorized = false;
         self.refused_token = None;
         self.refresh_at = None;
@@ -103,6 +160,12 @@ impl<C: Connector> Task<C> {
 
     fn connect_failed(&mut self, failure: Failure, now: Instant) {
         let index = self.connecting_to;
+        if self.prefers_another() {
+            if let Failure::Http { status: 503, retry_after } = failure {
+                self.refused_until(index, retry_after, now);
+            }
+            return self.not_better(now);
+        }
         if let Some(first) = &mut self.first {
             first.tried += 1;
             let refused = matches!(&failure, Failure::Closed { code: 4001, .. });
@@ -132,8 +195,7 @@ impl<C: Connector> Task<C> {
             }
             Failure::Http { status: 503, retry_after } => {
                 // It alone has said when; the others may be tried before.
-                let after = retry_after.unwrap_or_default().min(crate::budget::MAX_BUDGET);
-                self.not_before[index] = now + after + self.backoff.spread();
+                self.refused_until(index, retry_after, now);
                 (self.backoff.next(), true)
             }
             Failure::Http { status, .. } if (400..500).contains(&status) => {
@@ -147,6 +209,11 @@ impl<C: Connector> Task<C> {
             self.turn_from(index);
         }
         self.reconnect_at = Some(now + wait);
+    }
+
+    fn refused_until(&mut self, index: usize, retry_after: Option<Duration>, now: Instant) {
+        let after = retry_after.unwrap_or_default().min(crate::budget::MAX_BUDGET);
+        self.not_before[index] = now + after + self.backoff.spread();
     }
 
     fn wait_for(&mut self, advice: ComeBack) -> Duration {
@@ -249,8 +316,9 @@ impl<C: Connector> Task<C> {
     }
 
     /// The server announced its end.
-    pub(super) fn noticed(&mut self, id: u64, reconnect_in: f64, now: Instant) {
-        let wait = Duration::try_from_secs_f64(reconnect_in.max(0.0)).unwrap_or_default();
+    pub(super) fn noticed(&mut self, id: u64, notice: &ServerShuttingDown, now: Instant) {
+        let reconnect_in = notice.reconnect_in.max(0.0);
+        let wait = Duration::try_from_secs_f64(reconnect_in).unwrap_or_default();
         let at = now + wait.min(crate::budget::MAX_BUDGET);
         let Some(link) = self.link(id) else { return };
         if std::mem::replace(&mut link.noticed, true) {
@@ -258,7 +326,13 @@ impl<C: Connector> Task<C> {
         }
         let endpoint = link.endpoint;
         self.not_before[endpoint] = at;
+        if !notice.generation.is_empty() {
+            self.generations[endpoint] = Some(notice.generation.clone());
+        }
         if self.current == Some(id) {
+            let generation = notice.generation.clone();
+            self.avoid = (!notice.newer.is_empty() && !generation.is_empty())
+                .then_some(Avoid { generation, tries: BETTER_TRIES });
             self.turn_from(endpoint);
             self.reconnect_at = Some(at);
             self.dirty = true;

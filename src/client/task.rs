@@ -60,6 +60,13 @@ pub(super) type Connecting<S> = Pin<Box<dyn Future<Output = Result<Box<Link<S>>,
 pub(super) type Refreshing =
     Pin<Box<dyn Future<Output = Result<Option<Arc<str>>, Arc<str>>> + Send>>;
 
+/// A generation that is on its way out: a session with it will have to move again soon.
+pub(super) struct Avoid {
+    pub(super) generation: String,
+    /// Further attempts to do better than a session of it.
+    pub(super) tries: u32,
+}
+
 /// How the first attempt of `connect()` goes on.
 pub(super) struct First {
     pub(super) reply: oneshot::Sender<Result<(), Error>>,
@@ -87,6 +94,10 @@ pub(super) struct Task<C: Connector> {
     /// When each endpoint may be tried again.
     pub(super) not_before: Vec<Instant>,
     pub(super) backoff: Backoff,
+    /// The generation of a server that stopped while others of another one were about.
+    pub(super) avoid: Option<Avoid>,
+    /// The generation that each endpoint showed last.
+    pub(super) generations: Vec<Option<String>>,
     pub(super) refused_token: Option<Arc<str>>,
     pub(super) refreshing: Option<Refreshing>,
     pub(super) refresh_at: Option<Instant>,
@@ -139,6 +150,8 @@ impl<C: Connector> Task<C> {
             next_endpoint: 0,
             not_before: vec![now; settings.endpoints.len()],
             backoff: Backoff::new(settings.backoff, settings.seed),
+            avoid: None,
+            generations: vec![None; settings.endpoints.len()],
             refused_token: None,
             refreshing: None,
             refresh_at: None,

@@ -76,9 +76,6 @@ fn unknown_key(key: &str, rest: &str) -> String {
         Some((section, _)) => {
             format!("{key}: no such key in [{section}]{hint}; allowed: {names}")
         }
-        None if wrong == "nats" => {
-            "nats: no such section: this build has only the engine `embedded`".to_owned()
-        }
         None => format!("{key}: no such section{hint}; allowed: {names}"),
     }
 }

@@ -23,6 +23,10 @@ pub struct Server {
     pub allowed_origins: Option<Vec<String>>,
     /// Whether plain GET `/` is the live map.
     pub map: bool,
+    /// The release or deployment that this process belongs to. Clients of a server that
+    /// stops prefer one of another generation. The version of the binary by default; in
+    /// Kubernetes the pod template's hash, through the downward API.
+    pub generation: String,
 }
 
 impl Default for Server {
@@ -32,6 +36,7 @@ impl Default for Server {
             max_connections: 16_000,
             allowed_origins: None,
             map: true,
+            generation: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
 }

@@ -12,6 +12,7 @@ mod error;
 mod limits;
 mod listen;
 mod load;
+mod nats;
 mod room_log;
 mod secret;
 mod shutdown;
@@ -27,9 +28,10 @@ pub use auth::{Auth, AuthMode, DefaultAccess, Expiry};
 pub use error::ConfigError;
 pub use limits::{ExtraFields, Heartbeat, Limits, Outgoing, Plane};
 pub use listen::{Admin, Log, LogFormat, LogLevel, Server, UnknownLevel};
+pub use nats::{Nats, NatsUrl};
 pub use room_log::{Engine, RoomLog};
 pub use secret::Secret;
-pub use shutdown::Shutdown;
+pub use shutdown::{ReturnTimes, Shutdown};
 pub use sources::Sources;
 
 /// The whole configuration, one field a section.
@@ -52,6 +54,8 @@ pub struct Config {
     pub plane: Plane,
     /// Where positions are kept.
     pub room_log: RoomLog,
+    /// The broker of several instances.
+    pub nats: Nats,
     /// How the server stops.
     pub shutdown: Shutdown,
     /// What goes to stdout.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::units::{format_duration, format_size};
-use super::{AuthMode, Config, ConfigError};
+use super::{AuthMode, Config, ConfigError, Engine, Nats};
 use crate::budget::Budget;
 
 /// Algorithms by the kind of key that they need.
@@ -29,6 +29,7 @@ impl Config {
         check.limits();
         check.queues();
         check.room_log();
+        check.nats();
         check.times();
         check.shutdown();
         ConfigError::from_problems(check.problems)
@@ -54,6 +55,17 @@ impl Check<'_> {
         let Config { server, admin, .. } = self.config;
         if server.max_connections == 0 {
             self.problem(&["server.max_connections"], "server.max_connections: must be at least 1");
+        }
+        let chars = server.generation.chars().count();
+        if !(1..=128).contains(&chars) || server.generation.chars().any(char::is_control) {
+            self.problem(
+                &["server.generation"],
+                &format!(
+                    "server.generation: found {:?}, expected 1 to 128 characters without \
+                     control characters",
+                    server.generation
+                ),
+            );
         }
         let same = |a: SocketAddr, b: SocketAddr| {
             let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
@@ -260,6 +272,34 @@ impl Check<'_> {
         }
     }
 
+    fn nats(&mut self) {
+        let nats = &self.config.nats;
+        if nats.url.is_empty() {
+            self.problem(&["nats.url"], "nats.url: found an empty list, expected a NATS server");
+        }
+        if !Nats::is_stream_name(&nats.stream) {
+            self.problem(
+                &["nats.stream"],
+                &format!(
+                    "nats.stream: found {:?}, expected 1 to 64 letters, digits, `-` and `_`",
+                    nats.stream
+                ),
+            );
+        }
+        if ![1, 3, 5].contains(&nats.replicas) {
+            self.problem(
+                &["nats.replicas"],
+                &format!("nats.replicas: found {}, expected 1, 3 or 5", nats.replicas),
+            );
+        }
+        if nats.credentials_file.as_ref().is_some_and(|file| file.as_os_str().is_empty()) {
+            self.problem(
+                &["nats.credentials_file"],
+                "nats.credentials_file: found an empty string, expected a file",
+            );
+        }
+    }
+
     /// Everything that ends up in a timer passes the one check for budgets.
     fn times(&mut self) {
         let Config { auth, limits, heartbeat, outgoing, room_log, shutdown, .. } = self.config;
@@ -278,8 +318,9 @@ impl Check<'_> {
             ("shutdown.notify", shutdown.notify),
             ("shutdown.drain", shutdown.drain),
             ("shutdown.close", shutdown.close),
-            ("shutdown.reconnect_min", shutdown.reconnect_min),
-            ("shutdown.reconnect_max", shutdown.reconnect_max),
+            ("shutdown.reconnect_min", shutdown.reconnect_min.unwrap_or_default()),
+            ("shutdown.reconnect_max", shutdown.reconnect_max.unwrap_or_default()),
+            ("shutdown.handover", shutdown.handover),
             ("shutdown.grace_period", shutdown.grace_period.unwrap_or_default()),
         ] {
             if let Err(error) = Budget::new(time) {
@@ -324,14 +365,18 @@ impl Check<'_> {
                 );
             }
         }
-        if shutdown.reconnect_max < shutdown.reconnect_min {
+        let mut return_times = vec![(shutdown.alone(), "")];
+        if self.config.room_log.engine == Engine::Nats {
+            return_times.push((shutdown.with_others(), " (with other instances about)"));
+        }
+        if let Some((times, when)) = return_times.into_iter().find(|(t, _)| t.max < t.min) {
             self.problem(
                 &["shutdown.reconnect_max", "shutdown.reconnect_min"],
                 &format!(
-                    "shutdown.reconnect_max: found {}, expected at least shutdown.reconnect_min \
-                     ({})",
-                    format_duration(shutdown.reconnect_max),
-                    format_duration(shutdown.reconnect_min)
+                    "shutdown.reconnect_max: found {}{when}, expected at least \
+                     shutdown.reconnect_min ({})",
+                    format_duration(times.max),
+                    format_duration(times.min)
                 ),
             );
         }

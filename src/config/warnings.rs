@@ -1,7 +1,15 @@
 //! Combinations of values that work but are probably not meant.
 
-use super::Config;
 use super::units::format_duration;
+use super::{Config, Engine};
+
+/// Keys that only the engine `nats` looks at.
+const NATS_ONLY: [&str; 5] =
+    ["nats.url", "nats.credentials_file", "nats.stream", "nats.replicas", "shutdown.handover"];
+/// Keys that only the engine `embedded` looks at.
+const EMBEDDED_ONLY: [&str; 3] = ["room_log.path", "room_log.min_free", "room_log.lock_wait"];
+/// What the container image sets for every engine: no choice of whoever runs it.
+const SET_BY_THE_IMAGE: &str = "MILEPOST_ROOM_LOG__PATH";
 
 impl Config {
     /// What works but is probably not meant, one sentence each.
@@ -18,7 +26,11 @@ impl Config {
                 limits.handshake_rate, shutdown.reconnect_rate
             ));
         }
-        let window = shutdown.reconnect_max.saturating_sub(shutdown.reconnect_min).as_secs_f64();
+        let times = match self.room_log.engine {
+            Engine::Embedded => shutdown.alone(),
+            Engine::Nats => shutdown.with_others(),
+        };
+        let window = times.max.saturating_sub(times.min).as_secs_f64();
         let fits = window * f64::from(shutdown.reconnect_rate);
         if u32::try_from(server.max_connections).map_or(f64::INFINITY, f64::from) > fits {
             warnings.push(format!(
@@ -26,8 +38,8 @@ impl Config {
                  shutdown.reconnect_min ({}) and shutdown.reconnect_max ({}) at \
                  shutdown.reconnect_rate ({} a second): a full server's clients come back faster",
                 server.max_connections,
-                format_duration(shutdown.reconnect_min),
-                format_duration(shutdown.reconnect_max),
+                format_duration(times.min),
+                format_duration(times.max),
                 shutdown.reconnect_rate
             ));
         }
@@ -51,6 +63,41 @@ impl Config {
                 "auth.secret is shorter than 32 bytes: it can be guessed from one token".to_owned(),
             );
         }
+        self.unused(&mut warnings);
+        if self.room_log.engine == Engine::Nats {
+            self.late_slots(&mut warnings);
+        }
         warnings
+    }
+
+    /// Keys that were set for the other engine.
+    fn unused(&self, warnings: &mut Vec<String>) {
+        let engine = self.room_log.engine;
+        let keys = match engine {
+            Engine::Embedded => &NATS_ONLY[..],
+            Engine::Nats => &EMBEDDED_ONLY[..],
+        };
+        for key in keys {
+            if let Some(place) = self.sources.of(key).filter(|place| *place != SET_BY_THE_IMAGE) {
+                warnings.push(format!("{place}: {key} is not used: room_log.engine is {engine}"));
+            }
+        }
+    }
+
+    /// Clients that are told to go later than they are served.
+    fn late_slots(&self, warnings: &mut Vec<String>) {
+        let shutdown = &self.shutdown;
+        let last = shutdown.with_others().max.saturating_add(shutdown.handover);
+        let served = shutdown.drain.saturating_sub(shutdown.notify);
+        if last > served {
+            warnings.push(format!(
+                "shutdown.reconnect_max ({}) and shutdown.handover ({}) are longer than the drain \
+                 (shutdown.drain less shutdown.notify, {}): the last clients are closed before \
+                 their time to go to another instance",
+                format_duration(shutdown.with_others().max),
+                format_duration(shutdown.handover),
+                format_duration(served)
+            ));
+        }
     }
 }

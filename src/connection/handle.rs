@@ -2,12 +2,13 @@
 //! for sampling, and the orders that its task carries out.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::admission::Requests;
 use crate::ids::{ClientId, ConnId};
@@ -28,6 +29,8 @@ pub enum Order {
     Terminate = 8,
     /// A time that the task asked for has come.
     Tick = 16,
+    /// Serve on no longer: the hand-over to another instance is over.
+    LetGo = 32,
 }
 
 /// The orders taken at once.
@@ -79,6 +82,7 @@ pub struct Handle {
     orders: AtomicU8,
     notice: Mutex<Option<Bytes>>,
     notified: AtomicBool,
+    served_until: OnceLock<Instant>,
     progress: AtomicU8,
     /// Whether the registry has counted it out of those that are not drained.
     settled: AtomicBool,
@@ -113,6 +117,7 @@ impl Handle {
             orders: AtomicU8::new(0),
             notice: Mutex::default(),
             notified: AtomicBool::new(false),
+            served_until: OnceLock::new(),
             progress: AtomicU8::new(0),
             settled: AtomicBool::new(false),
             due: AtomicU64::new(u64::MAX),
@@ -129,10 +134,14 @@ impl Handle {
     }
 
     /// Gives the notice, once: a second call changes nothing. Returns whether it was the
-    /// first.
-    pub fn notify(&self, notice: Bytes) -> bool {
+    /// first. With `served_until`, a drained client is served on, to be let go then with
+    /// [`Order::LetGo`]; without, it is closed as soon as it has drained.
+    pub fn notify(&self, notice: Bytes, served_until: Option<Instant>) -> bool {
         if self.notified.swap(true, Ordering::AcqRel) {
             return false;
+        }
+        if let Some(until) = served_until {
+            let _ = self.served_until.set(until);
         }
         *self.notice.lock() = Some(notice);
         self.order(Order::Notify);
@@ -143,6 +152,12 @@ impl Handle {
     #[must_use]
     pub fn is_notified(&self) -> bool {
         self.notified.load(Ordering::Acquire)
+    }
+
+    /// Until when it is served on after its notice, so that it can join elsewhere first.
+    #[must_use]
+    pub fn served_until(&self) -> Option<Instant> {
+        self.served_until.get().copied()
     }
 
     pub(crate) fn take_notice(&self) -> Option<Bytes> {

@@ -72,7 +72,7 @@ pub struct Registry {
     shards: [Mutex<FxHashMap<ConnId, Arc<Handle>>>; SHARDS],
     next: AtomicU64,
     live: AtomicUsize,
-    /// Live connections that are not drained yet.
+    /// Live connections that are not drained yet, or are served on.
     undrained: AtomicUsize,
     changed: Notify,
     started: Instant,
@@ -136,7 +136,6 @@ impl Registered {
             self.registry.tally.drained.fetch_add(1, Ordering::Relaxed);
             // Its close frame follows, now or later.
             self.registry.tally.closing.fetch_add(1, Ordering::AcqRel);
-            self.settle();
         }
     }
 
@@ -156,7 +155,8 @@ impl Registered {
         }
     }
 
-    fn settle(&self) {
+    /// Notes that the drain need not wait for it any more: drained, and not served on.
+    pub(crate) fn settle(&self) {
         if self.handle.settle() {
             self.registry.undrained.fetch_sub(1, Ordering::AcqRel);
             self.registry.changed.notify_waiters();
@@ -231,7 +231,7 @@ impl Registry {
         self.len() == 0
     }
 
-    /// Live connections that have not drained.
+    /// Live connections that have not drained, or are served on.
     #[must_use]
     pub fn undrained(&self) -> usize {
         self.undrained.load(Ordering::Acquire)

@@ -16,6 +16,8 @@ use crate::telemetry::Metrics;
 pub struct Settings {
     /// This process's public name.
     pub instance_id: Arc<str>,
+    /// `server.generation`.
+    pub generation: Arc<str>,
     /// `limits.max_frame`.
     pub max_frame: usize,
     /// `limits.max_frame_out`.

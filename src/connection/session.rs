@@ -86,6 +86,7 @@ impl Session {
             session_id: &handle.session_id,
             client_id: &identity.client_id,
             instance_id: &settings.instance_id,
+            generation: &settings.generation,
             protocol: crate::protocol::VERSION,
             server_time: UnixMillis::now(),
             heartbeat_ms: millis(settings.heartbeat_interval),

@@ -252,8 +252,9 @@ impl Refused {
     }
 
     fn busy(message: &str, because: RefusedBecause, after: Duration) -> Self {
-        // Jitter, so that those who are refused together do not come back together.
-        let jitter = Duration::from_millis(fastrand::u64(1000..3000));
+        // Jitter, so that those who are refused together do not come back together: 1 to
+        // 5 seconds once they are whole.
+        let jitter = Duration::from_millis(fastrand::u64(1..=5000));
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,
             code: "SERVER_BUSY",
@@ -348,4 +349,30 @@ pub fn text(status: StatusCode, content_type: &'static str, body: String) -> Res
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn those_who_are_refused_together_come_back_apart() {
+        let mut counts = BTreeMap::new();
+        for _ in 0..2000 {
+            let refused = Refused::busy("x", RefusedBecause::HandshakeRate, Duration::ZERO);
+            let response = refused.response();
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            let after = response.headers()[header::RETRY_AFTER].to_str().unwrap().to_owned();
+            *counts.entry(after.parse::<u64>().unwrap()).or_insert(0) += 1;
+        }
+        assert!(counts.keys().copied().eq(1..=5), "{counts:?}");
+        assert!(counts.values().all(|count| *count > 200), "evenly: {counts:?}");
+        // On top of what the rate asks for.
+        let after = Duration::from_secs(10);
+        let response = Refused::busy("x", RefusedBecause::HandshakeRate, after).response();
+        let seconds = response.headers()[header::RETRY_AFTER].to_str().unwrap().to_owned();
+        assert!((11..=15).contains(&seconds.parse::<u64>().unwrap()), "{seconds}");
+    }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::outgoing::Queue;
-use crate::room_log::StoreFailure;
+use crate::room_log::{FailureKind, StoreFailure};
 use crate::rooms::LogWatcher;
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::{HoldLabel, set};
@@ -28,13 +28,22 @@ pub enum Hold {
     Startup,
     /// The embedded log cannot write.
     Store,
+    /// The link to the broker is down, or the broker does not take what it is given.
+    Broker,
     /// The operator asked for it.
     Operator,
 }
 
 impl Hold {
     /// All of them, in the order in which they are named.
-    pub const ALL: [Self; 3] = [Self::Startup, Self::Store, Self::Operator];
+    pub const ALL: [Self; 4] = [Self::Startup, Self::Store, Self::Broker, Self::Operator];
+
+    /// Whether every instance has it at the same time: then no other instance would do
+    /// better, and traffic may as well come here.
+    #[must_use]
+    pub const fn is_shared(self) -> bool {
+        matches!(self, Self::Broker)
+    }
 
     /// The name in logs, readiness and metrics.
     #[must_use]
@@ -42,6 +51,7 @@ impl Hold {
         match self {
             Self::Startup => "startup",
             Self::Store => "store",
+            Self::Broker => "broker",
             Self::Operator => "operator",
         }
     }
@@ -50,6 +60,7 @@ impl Hold {
         match self {
             Self::Startup => HoldLabel::Startup,
             Self::Store => HoldLabel::Store,
+            Self::Broker => HoldLabel::Broker,
             Self::Operator => HoldLabel::Operator,
         }
     }
@@ -286,12 +297,82 @@ impl Plane {
 impl LogWatcher for Plane {
     fn failing(&self, failure: &StoreFailure) {
         let error = failure.to_string();
-        tracing::error!(event = "room_log.failing", error, "room log: cannot write");
-        self.hold(Hold::Store, error);
+        match failure.kind {
+            FailureKind::Store => {
+                tracing::error!(event = "room_log.failing", error, "room log: cannot write");
+                self.hold(Hold::Store, error);
+            }
+            FailureKind::Broker => {
+                let text = "room log: the broker takes nothing, positions wait";
+                tracing::error!(event = "room_log.failing", error, "{text}");
+                self.hold(Hold::Broker, error);
+            }
+        }
     }
 
     fn recovered(&self) {
-        tracing::info!(event = "room_log.recovered", "room log: writes again");
-        self.release(Hold::Store);
+        // The log says only that all is well again.
+        if self.release(Hold::Broker) {
+            let text = "room log: the broker takes positions again";
+            tracing::info!(event = "room_log.recovered", "{text}");
+        }
+        if self.release(Hold::Store) {
+            tracing::info!(event = "room_log.recovered", "room log: writes again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::counter::Counter;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plane() -> Plane {
+        let budgets = Budgets { requests: 1, notifications: 1, bytes_per_connection: 1, bytes: 1 };
+        Plane::new(budgets, Arc::new(Metrics::new(&Counter::default())))
+    }
+
+    /// Every hold pauses by itself, and the plane opens with the last, whatever their order.
+    #[test]
+    fn the_plane_is_open_while_no_hold_is_on() {
+        proptest!(|(steps in proptest::collection::vec((0..Hold::ALL.len(), any::<bool>()), 0..24))| {
+            let plane = plane();
+            let mut on = std::collections::BTreeSet::new();
+            for (hold, put) in steps {
+                let changed = if put {
+                    prop_assert_eq!(plane.hold(Hold::ALL[hold], "why"), on.insert(hold));
+                    1
+                } else {
+                    prop_assert_eq!(plane.release(Hold::ALL[hold]), on.remove(&hold));
+                    0
+                };
+                prop_assert_eq!(plane.is_open(), on.is_empty());
+                let names: Vec<_> = plane.holds().iter().map(|(hold, _)| *hold).collect();
+                let expected: Vec<_> = on.iter().map(|hold| Hold::ALL[*hold]).collect();
+                prop_assert_eq!(names, expected);
+                let gauge = plane.metrics.plane_paused.get(Hold::ALL[hold].label());
+                prop_assert_eq!(gauge.get(), changed);
+            }
+        });
+    }
+
+    #[test]
+    fn a_failure_of_the_broker_is_a_hold_of_its_own() {
+        let plane = plane();
+        plane.failing(&StoreFailure::broker("nats://a:4222: no connection"));
+        assert_eq!(plane.holds(), [(Hold::Broker, "nats://a:4222: no connection".to_owned())]);
+        assert_eq!(Hold::Broker.name(), "broker");
+        // What is known of it changes, the pause goes on.
+        plane.failing(&StoreFailure::broker("nats://a:4222: no answer"));
+        assert_eq!(plane.holds(), [(Hold::Broker, "nats://a:4222: no answer".to_owned())]);
+        plane.recovered();
+        assert!(plane.is_open());
+        plane.failing(&StoreFailure::store("disk full"));
+        assert_eq!(plane.holds(), [(Hold::Store, "disk full".to_owned())]);
+        plane.recovered();
+        assert!(plane.is_open());
+        assert!(Hold::ALL.iter().all(|hold| hold.is_shared() == (*hold == Hold::Broker)));
     }
 }

@@ -56,6 +56,9 @@ payload! {
         client_id: String,
         /// The server's process.
         instance_id: String,
+        /// The release or deployment that the process belongs to; an older server says none.
+        #[serde(default)]
+        generation: String,
         /// The protocol version.
         protocol: u32,
         /// The server's clock.
@@ -364,6 +367,12 @@ payload! {
         reason: String,
         /// Whether `since` will be honoured.
         resume: bool,
+        /// The generation of the server that stops.
+        #[serde(default)]
+        generation: String,
+        /// Other generations to which a client had better go.
+        #[serde(default)]
+        newer: Vec<String>,
     }
 }
 

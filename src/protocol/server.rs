@@ -14,6 +14,9 @@ use super::write::{Message, push_head, push_json, push_plain, push_string};
 use crate::ids::{ClientId, RoomId};
 use crate::time::UnixMillis;
 
+/// The most generations that `server_shutting_down` names.
+pub const MAX_NEWER: usize = 8;
+
 /// The most rejected positions that a `backfill_result` lists.
 pub const MAX_REJECTED: usize = 1000;
 
@@ -27,6 +30,8 @@ pub struct Welcome<'a> {
     pub client_id: &'a ClientId,
     /// The process.
     pub instance_id: &'a str,
+    /// The release or deployment that the process belongs to.
+    pub generation: &'a str,
     /// [`VERSION`](super::VERSION).
     pub protocol: u32,
     /// Now.
@@ -312,6 +317,16 @@ impl ShutdownReason {
     }
 }
 
+/// The generations that `server_shutting_down` tells of.
+#[derive(Debug, Clone, Copy)]
+pub struct Generations<'a> {
+    /// The one of the server that stops.
+    pub own: &'a str,
+    /// Those of others to which a client had better go; at most [`MAX_NEWER`] are told, and
+    /// the field is left out without any.
+    pub newer: &'a [String],
+}
+
 /// `server_shutting_down`: `reconnect_in` in seconds, with as many decimals as it takes up
 /// to the tenth of a millisecond (slots are half a millisecond apart at 2,000 a second).
 #[must_use]
@@ -319,20 +334,27 @@ pub fn server_shutting_down(
     reconnect_in: std::time::Duration,
     closes_in_ms: u64,
     reason: ShutdownReason,
+    generations: Option<Generations<'_>>,
 ) -> String {
     let (seconds, rest) = (reconnect_in.as_secs(), reconnect_in.subsec_nanos() / 100_000);
     let fraction = format!("{rest:04}");
     let fraction = fraction.trim_end_matches('0');
     let message = Message::new("server_shutting_down", None);
-    if fraction.is_empty() {
+    let mut message = if fraction.is_empty() {
         message.plain("reconnectIn", seconds)
     } else {
         message.plain("reconnectIn", format_args!("{seconds}.{fraction}"))
     }
     .plain("closesInMs", closes_in_ms)
     .text("reason", reason.name())
-    .plain("resume", true)
-    .finish()
+    .plain("resume", true);
+    if let Some(Generations { own, newer }) = generations {
+        message = message.text("generation", own);
+        if !newer.is_empty() {
+            message = message.json("newer", &newer[..newer.len().min(MAX_NEWER)]);
+        }
+    }
+    message.finish()
 }
 
 /// `error`: `kind` is the offending message's `type`, `suppressed` how many more errors to

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::bus::{Claims, PresenceBus};
 use super::presence::LeaveReason;
 use super::room::{Gone, Join, Room};
 use crate::ids::{ClientId, ConnId, RoomId};
@@ -89,6 +90,7 @@ pub struct Hub {
     /// Joins that wait until the log has said how far it is.
     unconfirmed: Mutex<FxHashMap<RoomId, Vec<Join>>>,
     announced: AtomicBool,
+    bus: OnceLock<Arc<dyn PresenceBus>>,
     announcements: mpsc::UnboundedSender<(Instant, Arc<Room>)>,
 }
 
@@ -124,6 +126,7 @@ impl Hub {
             log: OnceLock::new(),
             unconfirmed: Mutex::default(),
             announced: AtomicBool::new(true),
+            bus: OnceLock::new(),
             announcements,
         });
         let announcer = Announcer { hub: hub.clone(), due };
@@ -163,6 +166,9 @@ impl Hub {
             match places.get_mut(room) {
                 None => {
                     places.insert(room.clone(), Place::Loading(vec![join]));
+                    if let Some(bus) = self.bus.get() {
+                        bus.opened(room);
+                    }
                     return Ok(JoinProgress::Waiting { load: true });
                 }
                 Some(Place::Loading(waiting)) => {
@@ -238,6 +244,9 @@ impl Hub {
             && Arc::ptr_eq(found, room)
         {
             places.remove(room.id());
+            if let Some(bus) = self.bus.get() {
+                bus.closed(room.id());
+            }
             // Under the lock: whoever asks the log for the room again does it afterwards.
             if let Some(log) = self.log.get() {
                 log.unload_room(room.id().clone());
@@ -256,11 +265,12 @@ impl Hub {
         let Settings { tail_bytes, replay_rest, max_frame_out, .. } = self.settings;
         let bounds = Bounds { tail_bytes, replay_rest, max_frame_out };
         let feed = Feed::new(room.clone(), self.epoch(), seq, newest, bounds, self.metrics.clone());
-        let active = Arc::new(Room::new(feed, trimmed_to));
+        let active = Arc::new(Room::new(feed, trimmed_to, self.bus.get().cloned()));
         let waiting = {
             let mut places = self.places.write();
             match places.get_mut(room) {
                 Some(place @ Place::Loading(_)) => {
+                    active.seed();
                     match std::mem::replace(place, Place::Active(active.clone())) {
                         Place::Loading(waiting) => waiting,
                         Place::Active(_) => Vec::new(),
@@ -275,6 +285,20 @@ impl Hub {
         }
         if active.give_up_if_empty() {
             self.forget(&active);
+        }
+    }
+
+    /// Tells `bus` about the rooms from now on. To be called before the first join; a second
+    /// bus is not taken.
+    pub fn set_bus(&self, bus: Arc<dyn PresenceBus>) {
+        let _ = self.bus.set(bus);
+    }
+
+    /// Takes a change of what the bus claims in `room`.
+    pub fn claim(&self, room: &RoomId, claims: &Claims) {
+        let Some(active) = self.get(room) else { return };
+        if active.claim(claims, self.announced.load(Ordering::Relaxed)) {
+            self.announce_later(&active);
         }
     }
 
@@ -320,6 +344,9 @@ impl Hub {
                 Some(Place::Loading(waiting)) => waiting.push(join),
                 None => {
                     places.insert(room.clone(), Place::Loading(vec![join]));
+                    if let Some(bus) = self.bus.get() {
+                        bus.opened(room);
+                    }
                     if let Some(log) = self.log.get() {
                         log.load_room(room.clone());
                     }
@@ -381,6 +408,9 @@ impl Hub {
     /// (shutdown.md).
     pub fn stop_announcing(&self) {
         self.announced.store(false, Ordering::Relaxed);
+        if let Some(bus) = self.bus.get() {
+            bus.stopping();
+        }
     }
 
     /// The settings.

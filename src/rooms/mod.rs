@@ -2,6 +2,7 @@
 //!
 //! Rooms know outgoing queues, never sockets or sessions.
 
+mod bus;
 mod distributor;
 mod encode;
 mod hub;
@@ -11,8 +12,9 @@ mod room;
 #[cfg(test)]
 mod tests;
 
+pub use bus::{Claims, PresenceBus};
 pub use distributor::{Distributor, LogWatcher};
 pub use hub::{Announcer, Hub, JoinProgress, JoinRefused, PRESENCE_COLLECTED_FOR, Settings};
-pub use presence::{LeaveReason, Presence};
+pub use presence::{LeaveReason, LocalChanges, Presence};
 pub use replay::Replayer;
 pub use room::{Join, JoinDone, Room};

@@ -9,6 +9,7 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use super::bus::{Claims, PresenceBus};
 use super::hub::Settings;
 use super::presence::{LeaveReason, Presence};
 use crate::ids::{ClientId, ConnId, RoomId};
@@ -58,12 +59,18 @@ struct Members {
 }
 
 /// One active room.
-#[derive(Debug)]
 pub struct Room {
     feed: Arc<Feed>,
     members: Mutex<Members>,
     /// A resume from a lower `seq` has missed what retention took.
     trimmed_to: AtomicU64,
+    bus: Option<Arc<dyn PresenceBus>>,
+}
+
+impl std::fmt::Debug for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Room").field("feed", &self.feed).finish_non_exhaustive()
+    }
 }
 
 /// What a `room_joined` says.
@@ -79,12 +86,42 @@ pub(super) struct Told<'a> {
 pub(super) struct Gone(pub(super) Join);
 
 impl Room {
-    pub(super) fn new(feed: Feed, trimmed_to: u64) -> Self {
+    pub(super) fn new(feed: Feed, trimmed_to: u64, bus: Option<Arc<dyn PresenceBus>>) -> Self {
+        let mut members = Members::default();
+        if bus.is_some() {
+            members.presence = Presence::for_bus();
+        }
         Self {
             feed: Arc::new(feed),
-            members: Mutex::default(),
+            members: Mutex::new(members),
             trimmed_to: AtomicU64::new(trimmed_to),
+            bus,
         }
+    }
+
+    /// Takes over who is in the room by other instances, before anybody joins here. The
+    /// lock over the question makes a later [`Room::claim`] the newer word.
+    pub(super) fn seed(&self) {
+        if let Some(bus) = &self.bus {
+            let mut members = self.members.lock();
+            let claimed = bus.claimed(self.id());
+            members.presence.seed(claimed);
+        }
+    }
+
+    /// Takes a change of what the bus claims. Returns whether it has to be announced.
+    pub(super) fn claim(&self, claims: &Claims, announced: bool) -> bool {
+        let mut members = self.members.lock();
+        for (client, reason) in &claims.left {
+            members.presence.disclaim(client, *reason);
+        }
+        for client in &claims.joined {
+            members.presence.claim(client);
+        }
+        if !announced {
+            members.presence.forget_left();
+        }
+        !members.gone && members.wants_announcing()
     }
 
     /// Its name.
@@ -253,9 +290,12 @@ impl Room {
             members.presence.leave(client, reason);
         }
         if !announced {
-            members.presence.forget_changes();
+            members.presence.forget_left();
         }
         members.gone = members.connections.is_empty();
+        if members.gone {
+            self.tell_bus(&mut members.presence);
+        }
         Left { empty: members.gone, announce: !members.gone && members.wants_announcing() }
     }
 
@@ -270,6 +310,7 @@ impl Room {
     pub(super) fn announce(&self, settings: &Settings, wakes: &mut Vec<Waker>) {
         let mut members = self.members.lock();
         members.announcing = false;
+        self.tell_bus(&mut members.presence);
         let announcements =
             members.presence.announce(self.id(), settings.presence_members, settings.max_frame_out);
         self.feed.with(|state| {
@@ -280,6 +321,15 @@ impl Room {
         });
     }
 
+    /// Under the members' lock, so that the bus hears of changes in their order.
+    fn tell_bus(&self, presence: &mut Presence) {
+        if let Some(bus) = &self.bus
+            && let Some(changes) = presence.take_local()
+        {
+            bus.changed(self.id(), changes);
+        }
+    }
+
     /// Appends a position and wakes who listens.
     pub(super) fn publish(&self, event: &PositionEvent, wakes: &mut Vec<Waker>) {
         self.feed.with(|state| state.append_position(event, wakes));
@@ -288,7 +338,7 @@ impl Room {
 
 impl Members {
     fn wants_announcing(&mut self) -> bool {
-        let wants = self.presence.has_changes() && !self.announcing;
+        let wants = !self.announcing && self.presence.has_changes();
         self.announcing |= wants;
         wants
     }

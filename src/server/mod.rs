@@ -5,7 +5,6 @@
 //! same path as the process.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,28 +14,36 @@ use tokio::time::Instant;
 
 use crate::admin::{self, Guard, Probe, Readiness, TokenFileError, queue_totals};
 use crate::auth::{AuthSetupError, Authenticator};
-use crate::config::{self, Config};
+use crate::broker::BrokerError;
+use crate::cluster::Cluster;
+use crate::config::Config;
 use crate::connection::{LogSlot, Registry, Services};
 use crate::limits::{Addresses, HandshakeRate, TrustedProxies};
 use crate::listener::{Front, Handshakes, Listener, Pages, bind};
 use crate::phase::{self, PhaseSetter, PhaseWatch};
 use crate::plane::{Hold, Plane};
-use crate::room_log::{Embedded, Lock, LockError, LogEvent, OpenError, RoomLog};
+use crate::room_log::nats::StreamError;
+use crate::room_log::{LockError, OpenError};
 use crate::rooms::{Announcer, Distributor, Hub};
-use crate::shutdown::{Coordinator, Evacuation, Outcome, Status, Trigger, TriggerSender, Watchdog};
+use crate::shutdown::{
+    Coordinator, Evacuation, OthersSlot, Outcome, Status, Trigger, TriggerSender, Watchdog,
+};
 use crate::telemetry::events::Listening;
 use crate::telemetry::metrics::set;
 use crate::telemetry::{LogHandle, Metrics};
 use crate::time::UnixMillis;
 
+mod neighbours;
+mod opening;
 mod settings;
+
+use neighbours::Neighbours;
+use opening::Opening;
 
 pub(crate) use settings::token_settings;
 
 /// How often vehicles without a recent fix are looked for.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
-/// A short look at the lock before anybody is told of a wait.
-const LOCK_GLANCE: Duration = Duration::from_millis(50);
 
 /// Why the server did not start. Every text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +68,12 @@ pub enum StartError {
     /// The room log cannot be opened.
     #[error("room_log.path: {0}")]
     RoomLog(#[from] OpenError),
+    /// The broker refuses this process, or a setting of `[nats]` cannot work.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+    /// The stream of the broker cannot be used.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The system has no threads or descriptors left.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
@@ -99,6 +112,7 @@ pub struct Server {
     plane: Arc<Plane>,
     evacuation: Arc<Evacuation>,
     readiness: Arc<Readiness>,
+    others: OthersSlot,
 }
 
 impl Server {
@@ -132,16 +146,19 @@ impl Server {
         let (phase, watch) = phase::channel();
         let (hub, announcer) = Hub::new(settings::room_settings(&config), context.metrics.clone());
         let registry = Arc::<Registry>::default();
+        let others = OthersSlot::default();
         let evacuation = Arc::new(Evacuation::new(
             registry.clone(),
             watch.clone(),
-            config.shutdown.reconnect_min,
+            settings::returns(&config.shutdown),
+            others.clone(),
         ));
         let plane = Arc::new(Plane::new(settings::budgets(&config.plane), context.metrics.clone()));
         plane.hold(Hold::Startup, "opening the room log");
         Ok(Self {
             readiness: Arc::new(Readiness::new(watch.clone(), evacuation.clone(), plane.clone())),
             evacuation,
+            others,
             plane,
             registry,
             config,
@@ -182,8 +199,8 @@ impl Server {
     ) -> Result<Outcome, StartError> {
         let started = Instant::now();
         let (public, admin) = self.addresses()?;
-        let Self { config, context, registry, hub, phase, watch, plane, readiness, auth, .. } =
-            self;
+        let Self { config, context, registry, hub, phase, watch, plane, .. } = self;
+        let Self { readiness, auth, others, .. } = self;
         let Context { instance_id, metrics, log_level, pages, triggers: stop, watchdog } = context;
         let status = Status::default();
         let handshakes = Arc::new(Handshakes::default());
@@ -193,6 +210,7 @@ impl Server {
             registry: registry.clone(),
             hub: hub.clone(),
             plane: plane.clone(),
+            others: others.clone(),
             evacuation: self.evacuation,
             readiness: readiness.clone(),
             metrics: metrics.clone(),
@@ -222,7 +240,8 @@ impl Server {
                 }
             },
             deadlines: settings::deadlines(&config.shutdown),
-            spread: settings::spread(&config.shutdown),
+            others: others.clone(),
+            returns: settings::returns(&config.shutdown),
             instance_id: instance_id.clone(),
             status,
         };
@@ -237,14 +256,14 @@ impl Server {
             log: log.clone(),
             plane: plane.clone(),
             auth,
-            metrics,
+            metrics: metrics.clone(),
             phase: watch,
-            settings: settings::connection_settings(&config, instance_id),
+            settings: settings::connection_settings(&config, instance_id.clone()),
         });
         let limit_settings = settings::limit_settings(&config.limits);
         let front = Front {
             services,
-            registry,
+            registry: registry.clone(),
             addresses: Addresses::new(&limit_settings),
             proxies: TrustedProxies::new(limit_settings.trusted_proxies.clone()),
             handshakes: HandshakeRate::new(limit_settings.handshake_rate, started),
@@ -264,13 +283,21 @@ impl Server {
         tokio::spawn(listener.run());
 
         // Clients may connect meanwhile; what they ask for is held.
+        let opening = Opening { instance: &instance_id, plane: &plane, metrics: &metrics };
         let opened = tokio::select! {
-            opened = open_log(&config.room_log, &plane, log_events) => opened?,
+            opened = opening::open(&config, opening, log_events) => opened?,
             Some(trigger) = triggers.recv() => return Ok(coordinator.run(trigger, triggers).await),
         };
-        let opened: Arc<dyn RoomLog> = Arc::new(opened);
-        hub.set_log(opened.clone());
-        log.set(opened);
+        hub.set_log(opened.log.clone());
+        log.set(opened.log);
+        if let Some(link) = opened.link {
+            // Before anybody is in a room: joins are held until the plane opens.
+            let clients = registry.clone();
+            let count = move || clients.len() as u64;
+            let settings = settings::cluster_settings(&config, instance_id.clone());
+            let cluster = Cluster::start(link.clone(), &hub, settings, count);
+            others.set(Arc::new(Neighbours { cluster, link }));
+        }
         plane.release(Hold::Startup);
         tracing::info!(event = "server.ready", "ready");
         match triggers.recv().await {
@@ -279,35 +306,6 @@ impl Server {
             None => std::future::pending().await,
         }
     }
-}
-
-async fn open_log(
-    config: &config::RoomLog,
-    plane: &Plane,
-    events: mpsc::UnboundedSender<LogEvent>,
-) -> Result<Embedded, StartError> {
-    let path = config.path.clone();
-    let lock = match Lock::acquire(&path, LOCK_GLANCE.min(config.lock_wait)).await {
-        Err(LockError::Held { .. }) => {
-            let text = format!("waiting for the lock on {}", path.display());
-            plane.hold(Hold::Startup, text.clone());
-            tracing::info!(event = "room_log.waiting", "room log: {text}");
-            Lock::acquire(&path, config.lock_wait.saturating_sub(LOCK_GLANCE)).await?
-        }
-        lock => lock?,
-    };
-    plane.hold(Hold::Startup, format!("opening {}", path.display()));
-    let settings = settings::log_settings(config);
-    let opened = tokio::task::spawn_blocking(move || Embedded::open(lock, &settings, events));
-    let log = opened.await.map_err(std::io::Error::other)??;
-    tracing::info!(
-        event = "room_log.open",
-        engine = "embedded",
-        path = %PathBuf::from(&config.path).display(),
-        epoch = &*log.epoch(),
-        "room log: open"
-    );
-    Ok(log)
 }
 
 async fn expire(hub: Arc<Hub>) {

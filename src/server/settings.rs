@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use crate::auth;
+use crate::broker;
+use crate::cluster;
 use crate::config::{self, Config};
 use crate::connection;
 use crate::limits;
@@ -11,8 +13,8 @@ use crate::plane::Budgets;
 use crate::protocol::position::{ExtraFields, PositionRules};
 use crate::room_log;
 use crate::rooms;
-use crate::shutdown::Deadlines;
 use crate::shutdown::slots::Spread;
+use crate::shutdown::{Deadlines, Returns};
 
 pub(super) fn budgets(config: &config::Plane) -> Budgets {
     Budgets {
@@ -33,8 +35,17 @@ pub(super) fn deadlines(config: &config::Shutdown) -> Deadlines {
     }
 }
 
-pub(super) fn spread(config: &config::Shutdown) -> Spread {
-    Spread { min: config.reconnect_min, max: config.reconnect_max, rate: config.reconnect_rate }
+pub(super) fn returns(config: &config::Shutdown) -> Returns {
+    let spread = |times: config::ReturnTimes| Spread {
+        min: times.min,
+        max: times.max,
+        rate: config.reconnect_rate,
+    };
+    Returns {
+        alone: spread(config.alone()),
+        with_others: spread(config.with_others()),
+        handover: config.handover,
+    }
 }
 
 pub(super) fn origins(config: &Config) -> Origins {
@@ -94,6 +105,33 @@ pub(super) fn log_settings(config: &config::RoomLog) -> room_log::Settings {
     }
 }
 
+pub(super) fn broker_settings(config: &config::Nats, instance: &str) -> broker::Settings {
+    broker::Settings {
+        urls: config.url.iter().map(|url| url.expose().to_owned()).collect(),
+        credentials_file: config.credentials_file.clone(),
+        stream: config.stream.clone(),
+        replicas: config.replicas,
+        instance: instance.to_owned(),
+    }
+}
+
+pub(super) fn stream_settings(config: &Config) -> room_log::nats::Settings {
+    let log = &config.room_log;
+    room_log::nats::Settings {
+        replicas: config.nats.replicas,
+        retention_age: log.retention_age,
+        retention_bytes: log.retention_bytes,
+        newest_age: log.newest_age,
+        dedup_window: log.dedup_window,
+    }
+}
+
+pub(super) fn cluster_settings(config: &Config, instance_id: Arc<str>) -> cluster::Settings {
+    let generation = config.server.generation.as_str().into();
+    // What an instance whose clients have somewhere to go tells them.
+    cluster::Settings::new(instance_id, generation, config.shutdown.with_others().max)
+}
+
 pub(super) fn room_settings(config: &Config) -> rooms::Settings {
     rooms::Settings {
         rooms: config.limits.rooms,
@@ -112,6 +150,7 @@ pub(super) fn connection_settings(config: &Config, instance_id: Arc<str>) -> con
     let (limits, outgoing) = (&config.limits, &config.outgoing);
     connection::Settings {
         instance_id,
+        generation: config.server.generation.as_str().into(),
         max_frame: limits.max_frame,
         max_frame_out: limits.max_frame_out,
         position: PositionRules {

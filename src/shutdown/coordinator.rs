@@ -3,14 +3,16 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use super::handover::Handover;
 use super::lines::Scene;
+use super::others::{OthersSlot, TheirGenerations};
 use super::report::{PhaseTimes, Report, ms};
 use super::signals::Trigger;
 use super::slots::{Spread, slots};
@@ -68,6 +70,18 @@ struct Timeline {
     clients_at_start: usize,
     times: PhaseTimes,
     log_flushed: bool,
+    broker_flushed: bool,
+}
+
+/// When clients are to come back, with and without anybody to go to meanwhile.
+#[derive(Debug, Clone, Copy)]
+pub struct Returns {
+    /// Nobody else serves them: the successor has to start.
+    pub alone: Spread,
+    /// Other instances do.
+    pub with_others: Spread,
+    /// How long each is served on after its time, if others do.
+    pub handover: Duration,
 }
 
 /// The one coordinator. Everything it waits for is injected, so that tests hold the clock.
@@ -86,8 +100,10 @@ pub struct Coordinator<H> {
     pub no_handshakes: H,
     /// When each phase ends.
     pub deadlines: Deadlines,
+    /// The other instances, if there can be any.
+    pub others: OthersSlot,
     /// When clients are to come back.
-    pub spread: Spread,
+    pub returns: Returns,
     /// This process's public name.
     pub instance_id: Arc<str>,
     /// Where the admin port looks.
@@ -109,7 +125,7 @@ impl Timeline {
             self.clients_at_start,
             registry.tally(),
             registry.request_totals(),
-            self.log_flushed,
+            (self.log_flushed, self.broker_flushed),
             self.times,
             self.t0.elapsed(),
         )
@@ -131,6 +147,7 @@ where
         let status = self.status.clone();
         let registry = self.registry.clone();
         let metrics = self.metrics.clone();
+        let no_broker = self.others.get().is_none();
         let instance_id = self.instance_id.clone();
         let budget = self.deadlines.close;
         let started = Instant::now();
@@ -151,6 +168,7 @@ where
                             clients_at_start: registry.len(),
                             times: PhaseTimes::default(),
                             log_flushed: false,
+                            broker_flushed: no_broker,
                         });
                         let mut report = timeline.report(&registry);
                         report.exit_code = 130;
@@ -179,6 +197,9 @@ where
     }
 
     async fn shut_down(self, trigger: Trigger) -> Outcome {
+        if let Some(others) = self.others.get() {
+            others.announce_draining();
+        }
         if !self.deadlines.lame_duck.is_zero() {
             let end = Instant::now() + self.deadlines.lame_duck;
             self.phase.advance(Phase::LameDuck);
@@ -187,7 +208,8 @@ where
                 .lame_duck(self.deadlines.lame_duck, self.registry.len() as u64);
             sleep_until(end).await;
         }
-        let run = Run { trigger, t0: Instant::now(), coordinator: &self };
+        let hands_over = self.others.live() > 0;
+        let run = Run { trigger, t0: Instant::now(), hands_over, coordinator: &self };
         run.phases().await
     }
 }
@@ -201,6 +223,8 @@ enum Closed {
     AtDeadline {
         /// Whether everything accepted until just before is committed.
         log_flushed: bool,
+        /// Whether the broker has everything that was said until just before.
+        broker_flushed: bool,
     },
 }
 
@@ -209,6 +233,8 @@ struct Run<'a, H> {
     coordinator: &'a Coordinator<H>,
     trigger: Trigger,
     t0: Instant,
+    /// Whether there is anybody to hand the clients over to.
+    hands_over: bool,
 }
 
 impl<H, F> Run<'_, H>
@@ -220,13 +246,7 @@ where
         let Coordinator { registry, phase, deadlines, hub, .. } = self.coordinator;
         registry.begin_tally();
         phase.advance(Phase::StopAccepting);
-        *self.coordinator.status.0.lock() = Some(Timeline {
-            t0: self.t0,
-            phase: Phase::StopAccepting,
-            clients_at_start: registry.len(),
-            times: PhaseTimes::default(),
-            log_flushed: false,
-        });
+        *self.coordinator.status.0.lock() = Some(self.timeline(registry.len()));
 
         let began = self.enter(Phase::StopAccepting, deadlines.stop_accepting, registry.len());
         let nobody = async {
@@ -247,11 +267,17 @@ where
         hub.stop_announcing();
         let handles = registry.handles();
         let began = self.enter(Phase::Notify, deadlines.notify, handles.len());
-        self.notify(handles);
+        let mut handover = self.notify(handles);
         self.until(deadlines.notify, async {
-            registry.until(|registry| registry.is_empty()).await;
-            // Those who were refused half-way through their handshake get to read it.
-            (self.coordinator.no_handshakes)().await;
+            let gone = async {
+                registry.until(|registry| registry.is_empty()).await;
+                // Those who were refused half-way through their handshake get to read it.
+                (self.coordinator.no_handshakes)().await;
+            };
+            tokio::select! {
+                () = gone => {}
+                () = handover.let_go() => {}
+            }
         })
         .await;
         self.took(began, |times| &mut times.notify);
@@ -265,6 +291,7 @@ where
             tokio::select! {
                 () = registry.until(|registry| registry.undrained() == 0) => {}
                 () = registry.sample_acknowledged() => {}
+                () = handover.let_go() => {}
             }
         })
         .await;
@@ -284,23 +311,34 @@ where
         self.finish(closed).await
     }
 
-    fn notify(&self, handles: Vec<Arc<Handle>>) {
-        let slots = slots(handles.len(), self.coordinator.spread);
+    /// Gives everybody the notice; returns who is served on for how long.
+    fn notify(&self, handles: Vec<Arc<Handle>>) -> Handover {
+        let Returns { alone, with_others, handover: longer } = self.coordinator.returns;
+        let spread = if self.hands_over { with_others } else { alone };
+        let slots = slots(handles.len(), spread);
         let closes_in = self.coordinator.deadlines.drain.saturating_sub(self.t0.elapsed());
         let mut notified = 0;
+        let generations = self.coordinator.others.generations();
+        let mut handover = Handover::default();
         for (handle, slot) in handles.into_iter().zip(slots) {
-            let text = server_shutting_down(slot, ms(closes_in), ShutdownReason::Shutdown);
+            let generations = generations.as_ref().map(TheirGenerations::told);
+            let reason = ShutdownReason::Shutdown;
+            let text = server_shutting_down(slot, ms(closes_in), reason, generations);
             // Whom an evacuation has noticed gets no second notice, but has been notified.
-            handle.notify(frame::text_frame(&text));
+            let until = self.hands_over.then(|| Instant::now() + slot + longer);
+            handle.notify(frame::text_frame(&text), until);
             notified += 1;
+            handover.add(handle);
         }
+        handover.sort();
         self.coordinator.registry.tally().notified.fetch_add(notified, Ordering::AcqRel);
+        handover
     }
 
     /// Waits for the close frames to be acknowledged; at the drain's deadline those that
     /// have not sent theirs do so at once.
     async fn close(&self) -> Closed {
-        let Coordinator { registry, deadlines, log, .. } = self.coordinator;
+        let Coordinator { registry, deadlines, log, others, .. } = self.coordinator;
         let gone =
             self.until(deadlines.drain, registry.until(|registry| registry.is_empty())).await;
         if gone {
@@ -312,25 +350,32 @@ where
             }
         }
         let everybody = registry.until(|registry| registry.is_empty());
+        let log_flushed = AtomicBool::new(false);
         let flushed = async {
             sleep_until(self.t0 + deadlines.close.saturating_sub(LAST_FLUSH)).await;
             if let Some(log) = log.get() {
                 log.flush().await;
             }
+            log_flushed.store(true, Ordering::Relaxed);
+            match others.get() {
+                Some(others) => others.flush(self.t0 + deadlines.close).await,
+                None => true,
+            }
         };
         tokio::pin!(everybody, flushed);
-        tokio::select! {
+        let broker_flushed = tokio::select! {
             biased;
             () = &mut everybody => return Closed::ByAll,
-            () = &mut flushed => {}
+            broker_flushed = &mut flushed => broker_flushed,
             () = sleep_until(self.t0 + deadlines.close) => {
-                return Closed::AtDeadline { log_flushed: false };
+                let log_flushed = log_flushed.load(Ordering::Relaxed);
+                return Closed::AtDeadline { log_flushed, broker_flushed: false };
             }
-        }
+        };
         if self.until(deadlines.close, everybody).await {
             Closed::ByAll
         } else {
-            Closed::AtDeadline { log_flushed: true }
+            Closed::AtDeadline { log_flushed: true, broker_flushed }
         }
     }
 
@@ -355,14 +400,28 @@ where
     }
 
     async fn finish(self, closed: Closed) -> Outcome {
-        let Coordinator { registry, deadlines, log, phase, metrics, .. } = self.coordinator;
+        let Coordinator { registry, deadlines, log, others, phase, metrics, .. } = self.coordinator;
         let log_flushed = match (closed, log.get()) {
             (_, None) => true,
             (Closed::ByAll, Some(log)) => self.until(deadlines.close, log.close()).await,
-            (Closed::AtDeadline { log_flushed }, Some(_)) => log_flushed,
+            (Closed::AtDeadline { log_flushed, .. }, Some(_)) => log_flushed,
+        };
+        // After the log, whose last appends go through the same link.
+        let broker_flushed = match (closed, others.get()) {
+            (_, None) => true,
+            (Closed::ByAll, Some(others)) => {
+                let deadline = self.t0 + deadlines.close;
+                tokio::select! {
+                    biased;
+                    left = others.leave(deadline) => left,
+                    () = sleep_until(deadline) => false,
+                }
+            }
+            (Closed::AtDeadline { broker_flushed, .. }, Some(_)) => broker_flushed,
         };
         if let Some(timeline) = &mut *self.coordinator.status.0.lock() {
             timeline.log_flushed = log_flushed;
+            timeline.broker_flushed = broker_flushed;
         }
         let left = deadlines.close.saturating_sub(self.t0.elapsed());
         // Those for whose close frame the kernel had no room.
@@ -371,7 +430,7 @@ where
         self.scene().terminated(registry.len() as u64, &given_up);
         let remaining = registry.handles();
         let mut report = self.report();
-        if remaining.is_empty() && log_flushed {
+        if remaining.is_empty() && log_flushed && broker_flushed {
             phase.advance(Phase::Complete);
             metrics.set_phase(Phase::Complete);
             self.scene().complete(&report);
@@ -395,14 +454,19 @@ where
 
     fn report(&self) -> Report {
         let timeline = *self.coordinator.status.0.lock();
-        let fallback = Timeline {
+        timeline.unwrap_or_else(|| self.timeline(0)).report(&self.coordinator.registry)
+    }
+
+    fn timeline(&self, clients_at_start: usize) -> Timeline {
+        Timeline {
             t0: self.t0,
             phase: Phase::StopAccepting,
-            clients_at_start: 0,
+            clients_at_start,
             times: PhaseTimes::default(),
             log_flushed: false,
-        };
-        timeline.unwrap_or(fallback).report(&self.coordinator.registry)
+            // Without a broker there is nothing that could be unflushed.
+            broker_flushed: self.coordinator.others.get().is_none(),
+        }
     }
 
     /// Waits for `event`, at most until `deadline` from `t0`; returns whether it came.

@@ -14,6 +14,8 @@ use tokio::runtime::Handle as Runtime;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::coordinator::Returns;
+use super::others::{OthersSlot, TheirGenerations};
 use super::report::ms;
 use crate::connection::{Handle, Order, Progress, Registry};
 use crate::phase::{Phase, PhaseWatch};
@@ -59,7 +61,8 @@ struct Running {
 pub struct Evacuation {
     registry: Arc<Registry>,
     phase: PhaseWatch,
-    reconnect_min: Duration,
+    returns: Returns,
+    others: OthersSlot,
     runtime: Runtime,
     on: AtomicBool,
     running: Mutex<Option<Running>>,
@@ -73,11 +76,17 @@ pub struct ShuttingDown;
 impl Evacuation {
     /// None is on. Must be called on the runtime of the connections.
     #[must_use]
-    pub fn new(registry: Arc<Registry>, phase: PhaseWatch, reconnect_min: Duration) -> Self {
+    pub fn new(
+        registry: Arc<Registry>,
+        phase: PhaseWatch,
+        returns: Returns,
+        others: OthersSlot,
+    ) -> Self {
         Self {
             registry,
             phase,
-            reconnect_min,
+            returns,
+            others,
             runtime: Runtime::current(),
             on: AtomicBool::new(false),
             running: Mutex::new(None),
@@ -110,6 +119,9 @@ impl Evacuation {
         let stop = CancellationToken::new();
         let next = Running { rate, clients_at_start, notified: notified.clone(), since, stop };
         let stop = next.stop.clone();
+        if let Some(others) = self.others.get() {
+            others.announce_away(true);
+        }
         *running = Some(next);
         self.on.store(true, Ordering::Release);
         drop(running);
@@ -134,6 +146,9 @@ impl Evacuation {
         let mut running = self.running.lock();
         if let Some(running) = running.take() {
             running.stop.cancel();
+            if let Some(others) = self.others.get() {
+                others.announce_away(false);
+            }
             tracing::warn!(event = "drain.stopped", "drain: stopped");
         }
         self.on.store(false, Ordering::Release);
@@ -197,10 +212,19 @@ impl Evacuation {
     }
 
     fn notify(&self, handle: &Handle) -> bool {
-        let jitter = fastrand::u64(0..=ms(JITTER));
-        let reconnect_in = self.reconnect_min + Duration::from_millis(jitter);
-        let text = server_shutting_down(reconnect_in, ms(DRAIN_TIME), ShutdownReason::Drain);
-        let first = handle.notify(frame::text_frame(&text));
+        let hands_over = self.others.live() > 0;
+        let Returns { alone, with_others, handover } = self.returns;
+        let min = if hands_over { with_others.min } else { alone.min };
+        let reconnect_in = min + Duration::from_millis(fastrand::u64(0..=ms(JITTER)));
+        let generations = self.others.generations();
+        let text = server_shutting_down(
+            reconnect_in,
+            ms(DRAIN_TIME),
+            ShutdownReason::Drain,
+            generations.as_ref().map(TheirGenerations::told),
+        );
+        let until = hands_over.then(|| Instant::now() + reconnect_in + handover);
+        let first = handle.notify(frame::text_frame(&text), until);
         if first {
             handle.order(Order::Drain);
         }
@@ -222,6 +246,10 @@ async fn finish(handle: Arc<Handle>, mut phase: PhaseWatch) {
             }
             pause = (pause * 3 / 2).min(Duration::from_millis(20));
             handle.sample_acknowledged();
+        }
+        if let Some(until) = handle.served_until().filter(|until| *until < deadline) {
+            sleep_until_gone(&handle, until).await;
+            handle.order(Order::LetGo);
         }
         sleep_until_gone(&handle, deadline).await;
         match handle.progress() {
@@ -254,9 +282,18 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+
+    use crate::cluster::Instance;
     use crate::connection::Registered;
     use crate::phase;
+    use crate::shutdown::others::Others;
+    use crate::shutdown::slots::Spread;
     use crate::transport::Socket;
+
+    const SPREAD: Spread = Spread { min: at(0), max: at(3000), rate: 2000 };
+    const RETURNS: Returns = Returns { alone: SPREAD, with_others: SPREAD, handover: at(250) };
 
     const fn at(millis: u64) -> Duration {
         Duration::from_millis(millis)
@@ -274,7 +311,7 @@ mod tests {
 
     fn taken(client: &Registered) -> Vec<Order> {
         let orders = client.handle().take_orders();
-        [Order::Notify, Order::Drain, Order::Finish, Order::Terminate]
+        [Order::Notify, Order::Drain, Order::LetGo, Order::Finish, Order::Terminate]
             .into_iter()
             .filter(|order| orders.has(*order))
             .collect()
@@ -284,7 +321,8 @@ mod tests {
     async fn the_budget_is_the_clients_own_and_a_second_drain_shares_it() {
         let (_setter, watch) = phase::channel();
         let registry: Arc<Registry> = Arc::default();
-        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let evacuation =
+            Arc::new(Evacuation::new(registry.clone(), watch, RETURNS, OthersSlot::default()));
         let (client, _peer) = hanging(&registry);
         let start = Instant::now();
         assert_eq!(evacuation.begin(100).unwrap().notified, 0);
@@ -308,11 +346,72 @@ mod tests {
         assert_eq!(taken(&late), [Order::Notify, Order::Drain]);
     }
 
+    /// Another instance is there; what it is told is counted.
+    #[derive(Default)]
+    struct Neighbour(Mutex<Vec<bool>>);
+
+    impl Others for Neighbour {
+        fn live(&self) -> usize {
+            1
+        }
+        fn generations(&self) -> TheirGenerations {
+            TheirGenerations { own: "a".into(), newer: Vec::new() }
+        }
+        fn known(&self) -> Vec<Instance> {
+            Vec::new()
+        }
+        fn announce_draining(&self) {}
+        fn announce_away(&self, away: bool) {
+            self.0.lock().push(away);
+        }
+        fn flush(&self, _: Instant) -> BoxFuture<'static, bool> {
+            std::future::ready(true).boxed()
+        }
+        fn leave(&self, _: Instant) -> BoxFuture<'static, bool> {
+            std::future::ready(true).boxed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn with_others_about_a_client_is_served_on_to_its_time() {
+        // The last one is due when its own budget is over.
+        for (handover, let_go) in [(at(250), true), (at(2499), true), (at(3500), false)] {
+            let (_setter, watch) = phase::channel();
+            let registry: Arc<Registry> = Arc::default();
+            let neighbour = Arc::<Neighbour>::default();
+            let others = OthersSlot::default();
+            others.set(neighbour.clone());
+            let returns = Returns { handover, ..RETURNS };
+            let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, returns, others));
+            let (client, _peer) = hanging(&registry);
+            let start = Instant::now();
+            evacuation.begin(100).unwrap();
+            sleep(at(5)).await;
+            assert_eq!(taken(&client), [Order::Notify, Order::Drain]);
+            let until = client.handle().served_until().unwrap();
+            assert!(until >= start + handover && until <= start + at(1005) + handover);
+            client.set_drained();
+            if let_go {
+                sleep_until(until - at(1)).await;
+                assert_eq!(taken(&client), [], "served on to the last: {handover:?}");
+                sleep_until(until + at(2)).await;
+                assert_eq!(taken(&client), [Order::LetGo], "{handover:?}");
+            }
+            sleep_until(start + at(3499)).await;
+            assert_eq!(taken(&client), [], "{handover:?}");
+            sleep_until(start + at(3505)).await;
+            assert_eq!(taken(&client), [Order::Finish], "the bound is 3.5 s all the same");
+            evacuation.stop().unwrap();
+            assert_eq!(*neighbour.0.lock(), [true, false], "they are told, and told again");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn one_that_leaves_leaves_no_timer_behind() {
         let (_setter, watch) = phase::channel();
         let registry: Arc<Registry> = Arc::default();
-        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let evacuation =
+            Arc::new(Evacuation::new(registry.clone(), watch, RETURNS, OthersSlot::default()));
         let (client, _peer) = hanging(&registry);
         evacuation.begin(100).unwrap();
         sleep(at(5)).await;
@@ -327,7 +426,8 @@ mod tests {
     async fn called_off_it_notices_nobody_else_and_finishes_the_noticed() {
         let (_setter, watch) = phase::channel();
         let registry: Arc<Registry> = Arc::default();
-        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let evacuation =
+            Arc::new(Evacuation::new(registry.clone(), watch, RETURNS, OthersSlot::default()));
         let clients: Vec<_> = (0..2).map(|_| hanging(&registry)).collect();
         let start = Instant::now();
         evacuation.begin(1).unwrap();
@@ -343,7 +443,8 @@ mod tests {
     async fn a_shutdown_takes_the_noticed_over() {
         let (setter, watch) = phase::channel();
         let registry: Arc<Registry> = Arc::default();
-        let evacuation = Arc::new(Evacuation::new(registry.clone(), watch, at(0)));
+        let evacuation =
+            Arc::new(Evacuation::new(registry.clone(), watch, RETURNS, OthersSlot::default()));
         let (client, _peer) = hanging(&registry);
         evacuation.begin(100).unwrap();
         sleep(at(5)).await;

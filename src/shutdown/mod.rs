@@ -3,11 +3,15 @@
 //!
 //! [`signals`] says when, [`Coordinator`] runs the phases over the registry of
 //! connections, [`watchdog`] ends the process if that fails, [`report`] says what became
-//! of everything. Nothing here touches a socket: connections carry out orders.
+//! of everything. Nothing here touches a socket: connections carry out orders. Who may
+//! take the clients over is behind [`Others`]; with somebody there they are served on
+//! until they have gone.
 
 mod coordinator;
 pub mod evacuation;
+mod handover;
 mod lines;
+pub mod others;
 pub mod report;
 pub mod signals;
 pub mod slots;
@@ -16,8 +20,9 @@ pub mod watchdog;
 #[cfg(test)]
 mod tests;
 
-pub use coordinator::{Coordinator, Deadlines, Outcome, Status};
+pub use coordinator::{Coordinator, Deadlines, Outcome, Returns, Status};
 pub use evacuation::Evacuation;
+pub use others::{Others, OthersSlot};
 pub use report::Report;
 pub use signals::{Trigger, TriggerSender};
 pub use watchdog::Watchdog;

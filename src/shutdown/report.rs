@@ -66,7 +66,7 @@ impl Report {
         clients_at_start: usize,
         tally: &Tally,
         requests: &Totals,
-        log_flushed: bool,
+        (log_flushed, broker_flushed): (bool, bool),
         times: PhaseTimes,
         duration: Duration,
     ) -> Self {
@@ -88,8 +88,7 @@ impl Report {
             requests_completed: read(&requests.completed_draining),
             requests_refused: read(&requests.refused),
             log_flushed,
-            // The embedded engine has no broker: there is nothing that could be unflushed.
-            broker_flushed: true,
+            broker_flushed,
             exit_code: 0,
             duration_ms: ms(duration),
             stop_accepting_ms: ms(times.stop_accepting),
@@ -107,6 +106,7 @@ impl Report {
             || self.held_notifications_dropped > 0
             || self.kernel_unacked_bytes > 0
             || !self.log_flushed
+            || !self.broker_flushed
     }
 
     /// Publishes the figures as metrics.

@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::coordinator::{Coordinator, Deadlines, Outcome, Status};
+use super::coordinator::{Coordinator, Deadlines, Outcome, Returns, Status};
+use super::others::{Others, OthersSlot, TheirGenerations};
 use super::signals::Trigger;
 use super::slots::Spread;
+use crate::cluster::Instance;
 use crate::connection::{LogSlot, Order, Progress, Registered, Registry};
 use crate::ids::{ClientId, RoomId};
 use crate::phase::{self, Phase, PhaseWatch};
@@ -24,6 +27,8 @@ use crate::room_log::{
 use crate::rooms::{self, Hub};
 use crate::telemetry::Metrics;
 use crate::transport::Socket;
+
+mod handover;
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -82,10 +87,72 @@ impl RoomLog for FakeLog {
     }
 }
 
+/// How many other instances there are, and how long the link takes for what it is asked.
+struct FakeOthers {
+    live: usize,
+    flush: Option<Duration>,
+    leave: Option<Duration>,
+    /// What they were told, and when.
+    told: Mutex<Vec<(&'static str, Instant)>>,
+}
+
+impl FakeOthers {
+    fn new(live: usize) -> Arc<Self> {
+        Self::slow(live, Some(Duration::ZERO), Some(Duration::ZERO))
+    }
+
+    fn slow(live: usize, flush: Option<Duration>, leave: Option<Duration>) -> Arc<Self> {
+        Arc::new(Self { live, flush, leave, told: Mutex::default() })
+    }
+
+    fn tell(&self, what: &'static str) {
+        self.told.lock().push((what, Instant::now()));
+    }
+}
+
+impl Others for FakeOthers {
+    fn live(&self) -> usize {
+        self.live
+    }
+
+    fn generations(&self) -> TheirGenerations {
+        TheirGenerations { own: "a".into(), newer: vec!["b".to_owned()] }
+    }
+
+    fn known(&self) -> Vec<Instance> {
+        Vec::new()
+    }
+
+    fn announce_draining(&self) {
+        self.tell("draining");
+    }
+
+    fn announce_away(&self, away: bool) {
+        self.tell(if away { "away" } else { "back" });
+    }
+
+    fn flush(&self, _: Instant) -> BoxFuture<'static, bool> {
+        after(self.flush).map(|()| true).boxed()
+    }
+
+    fn leave(&self, _: Instant) -> BoxFuture<'static, bool> {
+        self.tell("leaving");
+        after(self.leave).map(|()| true).boxed()
+    }
+}
+
+const RETURNS: Returns = Returns {
+    alone: Spread { min: ms(1000), max: ms(10_000), rate: 2000 },
+    with_others: Spread { min: ms(0), max: ms(3000), rate: 1 },
+    handover: ms(250),
+};
+
 /// What a client does. Times are from the order to the deed; `None`: never.
 #[derive(Debug, Clone, Copy)]
 struct Script {
     leaves_at_notice: bool,
+    /// Leaves by itself after its notice.
+    leaves: Option<Duration>,
     drains: Option<Duration>,
     /// Whether its close frame follows its drain at once, or waits for the order.
     closes: bool,
@@ -94,6 +161,7 @@ struct Script {
 
 const HEALTHY: Script = Script {
     leaves_at_notice: false,
+    leaves: None,
     drains: Some(ms(3)),
     closes: true,
     acknowledges: Some(ms(3)),
@@ -104,7 +172,8 @@ const MUTE: Script = Script { acknowledges: None, ..HEALTHY };
 /// Carries out the orders of one connection until it is gone, a millisecond at a time.
 async fn client(registered: Registered, script: Script, notices: Arc<AtomicU64>) {
     let handle = registered.handle().clone();
-    let (mut drains_at, mut acknowledges_at) = (None, None);
+    let (mut drains_at, mut acknowledges_at, mut leaves_at) = (None, None, None);
+    let mut served_on = false;
     loop {
         let orders = handle.take_orders();
         let now = Instant::now();
@@ -114,15 +183,25 @@ async fn client(registered: Registered, script: Script, notices: Arc<AtomicU64>)
                 registered.registry().tally().count_left_early();
                 return;
             }
+            served_on = handle.served_until().is_some();
+            leaves_at = script.leaves.map(|time| now + time);
         }
         if orders.has(Order::Drain) {
             drains_at = script.drains.map(|time| now + time);
         }
+        served_on &= !orders.has(Order::LetGo);
         let mut closes = orders.has(Order::Finish);
         if drains_at.is_some_and(|at| now >= at) {
-            drains_at = None;
             registered.set_drained();
-            closes |= script.closes;
+            if !served_on {
+                drains_at = None;
+                registered.settle();
+                closes |= script.closes;
+            }
+        }
+        if leaves_at.is_some_and(|at| now >= at) {
+            registered.registry().tally().count_left_early();
+            return;
         }
         if closes && handle.progress() < Progress::Closing {
             registered.set_closing();
@@ -144,6 +223,8 @@ struct Stage {
     registry: Arc<Registry>,
     deadlines: Deadlines,
     log: Option<FakeLog>,
+    others: Option<Arc<FakeOthers>>,
+    returns: Returns,
     handshakes: watch::Sender<usize>,
     triggers: (mpsc::UnboundedSender<Trigger>, Option<mpsc::UnboundedReceiver<Trigger>>),
     status: Status,
@@ -182,6 +263,8 @@ impl Stage {
                 close: ms(5000),
             },
             log: Some(HEALTHY_LOG),
+            others: None,
+            returns: RETURNS,
             handshakes: watch::channel(0).0,
             triggers: (sender, Some(receiver)),
             status: Status::default(),
@@ -206,6 +289,11 @@ impl Stage {
         self
     }
 
+    fn others(mut self, others: &Arc<FakeOthers>) -> Self {
+        self.others = Some(others.clone());
+        self
+    }
+
     fn log(mut self, log: FakeLog) -> Self {
         self.log = Some(log);
         self
@@ -223,7 +311,8 @@ impl Stage {
     }
 
     async fn run(self, trigger: Trigger) -> Went {
-        let Self { registry, deadlines, log, handshakes, triggers, status, notices, peers } = self;
+        let Self { registry, deadlines, log, others, returns, handshakes, .. } = self;
+        let Self { triggers, status, notices, peers, .. } = self;
         let (setter, watch) = phase::channel();
         let metrics = Arc::new(Metrics::new(&Counter::default()));
         let settings = rooms::Settings {
@@ -239,6 +328,10 @@ impl Stage {
         let slot = LogSlot::default();
         if let Some(log) = log {
             slot.set(Arc::new(log));
+        }
+        let slot_of_others = OthersSlot::default();
+        if let Some(others) = others {
+            slot_of_others.set(others);
         }
         let pending = handshakes.subscribe();
         let started = Instant::now();
@@ -256,7 +349,8 @@ impl Stage {
                 }
             },
             deadlines,
-            spread: Spread { min: ms(1000), max: ms(10_000), rate: 2000 },
+            others: slot_of_others,
+            returns,
             instance_id: "instance".into(),
             status,
         };

@@ -42,6 +42,7 @@ mod past;
 mod peers;
 mod plane;
 mod protocol;
+mod several;
 mod shutdown;
 mod slow;
 mod smoke;

@@ -15,7 +15,8 @@ pub struct NatsServer {
     folder: tempfile::TempDir,
 }
 
-fn program() -> PathBuf {
+/// The program; a test that needs it fails without it.
+pub fn program() -> PathBuf {
     let places = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&places)
         .chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from))

@@ -110,15 +110,26 @@ impl Servers {
     }
 
     async fn welcome_as(&mut self, session: &str) -> Session {
+        self.welcome_with(session, json!({})).await
+    }
+
+    /// The same, of a server of `generation`.
+    async fn welcome_of(&mut self, generation: &str) -> Session {
+        self.sessions += 1;
+        let name = format!("s{}", self.sessions);
+        self.welcome_with(&name, json!({"generation": generation})).await
+    }
+
+    async fn welcome_with(&mut self, session: &str, more: Value) -> Session {
         let mut accepted = self.accept().await;
-        accepted
-            .say(json!({"type": "welcome", "payload": {
-                "sessionId": session, "clientId": "c", "instanceId": "i", "protocol": 1,
-                "serverTime": "2026-01-01T00:00:00.000Z", "heartbeatMs": 20_000,
-                "heartbeatTimeoutMs": 50_000, "maxFrameBytes": 65_536,
-                "maxFrameOutBytes": 65_536, "maxPositionBytes": 512, "dedupWindowMs": 600_000
-            }}))
-            .await;
+        let mut payload = json!({
+            "sessionId": session, "clientId": "c", "instanceId": "i", "protocol": 1,
+            "serverTime": "2026-01-01T00:00:00.000Z", "heartbeatMs": 20_000,
+            "heartbeatTimeoutMs": 50_000, "maxFrameBytes": 65_536,
+            "maxFrameOutBytes": 65_536, "maxPositionBytes": 512, "dedupWindowMs": 600_000
+        });
+        payload.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        accepted.say(json!({"type": "welcome", "payload": payload})).await;
         accepted
     }
 
@@ -211,6 +222,15 @@ impl Session {
     async fn ack(&mut self, request: &Value, room: &str, seq: u64) {
         self.answer(request, "ack", json!({"rooms": {room: seq}, "duplicate": false, "late": []}))
             .await;
+    }
+
+    /// A notice while others of generation "2" are about.
+    async fn notice_of(&mut self, reconnect_in: f64, generation: &str) {
+        self.say(json!({"type": "server_shutting_down", "payload": {
+            "reconnectIn": reconnect_in, "closesInMs": 4900, "reason": "shutdown",
+            "resume": true, "generation": generation, "newer": ["2"]
+        }}))
+        .await;
     }
 
     async fn notice(&mut self, reconnect_in: f64) {

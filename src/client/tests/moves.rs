@@ -161,3 +161,93 @@ async fn a_failed_move_is_tried_again_while_the_old_session_serves() {
     assert_eq!(seqs(&mut events, 1).await, [2]);
     assert!(old.next().await.is_none());
 }
+
+/// A client in room `r`, at `seq` 1, whose server of generation "1" has said its end and
+/// whose next session, of "1" as well, has taken the room.
+async fn landed_on_the_old(builder: Builder) -> (Client, Events, Servers, Session) {
+    let (client, mut events, mut servers, mut old) = in_room(builder).await;
+    old.notice_of(0.5, "1").await;
+    let mut same = servers.welcome_of("1").await;
+    same.join("r", "e", 1, true).await;
+    assert!(old.next().await.is_none());
+    same.event("r", 2).await;
+    assert_eq!(seqs(&mut events, 1).await, [2]);
+    until_phase(&client, Phase::Connected).await;
+    (client, events, servers, same)
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_lands_on_the_leaving_generation_tries_again_and_moves_once_more() {
+    let (client, mut events, mut servers, mut same) = landed_on_the_old(builder()).await;
+    let start = Instant::now();
+    // No better; let go without a join.
+    let mut again = servers.welcome_of("1").await;
+    assert!(again.at - start <= secs(1), "with jitter of a second");
+    assert!(again.next().await.is_none());
+    same.event("r", 3).await;
+    assert_eq!(seqs(&mut events, 1).await, [3]);
+    let mut new = servers.welcome_of("2").await;
+    let join = new.expect("join_room").await;
+    assert_eq!(join["payload"]["since"]["seq"], 3);
+    // Make before break, as ever.
+    same.event("r", 4).await;
+    assert_eq!(seqs(&mut events, 1).await, [4]);
+    let payload = json!({"roomId": "r", "epoch": "e", "seq": 4, "recovered": true});
+    new.answer(&join, "room_joined", payload).await;
+    for seq in [4, 5] {
+        new.event("r", seq).await;
+    }
+    assert!(same.next().await.is_none());
+    assert_eq!(seqs(&mut events, 1).await, [5]);
+    assert!(servers.quiet_for(secs(30)).await);
+    assert_eq!(client.state().borrow().session.as_deref(), Some("s4"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_two_more_tries_it_stays() {
+    let (client, mut events, mut servers, mut same) = landed_on_the_old(builder()).await;
+    for _ in 0..2 {
+        assert!(servers.welcome_of("1").await.next().await.is_none());
+    }
+    assert!(servers.quiet_for(secs(30)).await);
+    same.event("r", 3).await;
+    assert_eq!(seqs(&mut events, 1).await, [3]);
+    assert_eq!(client.state().borrow().session.as_deref(), Some("s2"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tries_that_fail_cost_the_session_nothing() {
+    let (client, mut events, mut servers, mut same) = landed_on_the_old(builder()).await;
+    servers.refuse.lock().push_back(io::ErrorKind::ConnectionRefused);
+    let mut refused = servers.accept().await;
+    refused.close(4001, "Token has expired").await;
+    assert!(servers.quiet_for(secs(30)).await);
+    same.event("r", 3).await;
+    assert_eq!(seqs(&mut events, 1).await, [3]);
+    assert_eq!(client.state().borrow().phase, Phase::Connected);
+    // Its own end comes: it moves on as ever.
+    same.notice(1.0).await;
+    let mut new = servers.welcome_of("1").await;
+    new.join("r", "e", 3, true).await;
+    // The pings of an idle client, then the end.
+    while same.next().await.is_some() {}
+    assert!(servers.quiet_for(secs(15)).await, "nobody has said that there is better");
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_of_the_leaving_generation_are_passed_over() {
+    let (net, mut servers) = net();
+    let builder = two().endpoint("ws://three:3/ws");
+    let (client, one) = tokio::join!(builder.connect_with(net), servers.welcome_of("1"));
+    let _client = client.unwrap();
+    drop(one);
+    let two = servers.welcome_of("2").await;
+    assert_eq!(two.port, 2);
+    drop(two);
+    let mut three = servers.welcome_of("1").await;
+    assert_eq!(three.port, 3);
+    three.notice_of(1.0, "1").await;
+    let new = servers.welcome_of("2").await;
+    assert_eq!(new.port, 2, "not the next, which is of the same");
+    assert!(servers.quiet_for(secs(15)).await);
+}

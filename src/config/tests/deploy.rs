@@ -1,9 +1,11 @@
 //! The deployment files set keys that exist, to values that start.
 
-use super::load;
+use super::{Engine, load};
 
 const IMAGE: &str = include_str!("../../../Dockerfile");
 const COMPOSE: &str = include_str!("../../../config/compose.yaml");
+/// One machine's example.
+const NATS: &str = include_str!("../../../config/nats.toml");
 const KUBERNETES: &str = include_str!("../../../config/kubernetes/milepost.yaml");
 
 /// The variables that `text` sets, in any of the three notations; commented ones too.
@@ -39,6 +41,18 @@ fn every_file_starts() {
         assert_eq!(config.warnings(), [""; 0]);
         assert!(!config.server.listen.ip().is_loopback());
         assert!(config.room_log.path.starts_with("/var/lib/milepost"));
+    }
+}
+
+#[test]
+fn the_example_of_several_instances_starts() {
+    let path = variables(IMAGE).into_iter().filter(|(name, _)| name.ends_with("__PATH"));
+    for env in [vec![], path.collect()] {
+        let config = load(NATS, &env, &[]).unwrap();
+        config.validate().unwrap();
+        assert_eq!(config.room_log.engine, Engine::Nats);
+        assert_eq!(config.warnings(), [""; 0]);
+        assert!(config.sources.of("nats.url").is_some());
     }
 }
 

@@ -121,13 +121,20 @@ fn a_secret_stands_in_no_error() {
         ("", Some(("MILEPOST_AUTH__SECRETS", "hunter2")), None),
         ("", Some(("MILEPOST_SECRET", "hunter2")), None),
         ("", None, Some("auth.secrets=hunter2")),
+        ("[nats]\nurl = \"http://me:hunter2@a\"\n", None, None),
+        ("[nats]\nurl = [\"nats://a\", \"nats://me:hunter2@\"]\n", None, None),
+        ("[nats]\nurl = { hunter = \"hunter2\" }\n", None, None),
+        ("", Some(("MILEPOST_NATS__URL", "nats://me:hunter2@a b")), None),
+        ("", None, Some("nats.url=nats://me:hunter2@a:x")),
     ] {
         let env: Vec<_> = env.into_iter().collect();
         let sets: Vec<_> = sets.into_iter().collect();
         let error = load(text, &env, &sets).expect_err(text);
         assert!(!error.contains("hunter2"), "{error}");
     }
-    let config = load("[auth]\nsecret = \"hunter2\"\n[admin]\ntoken = \"hunter2\"", &[], &[]);
+    let text = "[auth]\nsecret = \"hunter2\"\n[admin]\ntoken = \"hunter2\"\n\
+                [nats]\nurl = \"nats://me:hunter2@a\"";
+    let config = load(text, &[], &[]).unwrap();
     assert!(!format!("{config:?}").contains("hunter2"));
 }
 
@@ -135,6 +142,24 @@ fn a_secret_stands_in_no_error() {
 fn a_missing_file_is_named() {
     let error = Config::load(Some(&PathBuf::from("/nowhere/m.toml")), std::iter::empty(), &[]);
     assert!(error.unwrap_err().to_string().starts_with("/nowhere/m.toml: No such file"));
+}
+
+#[test]
+fn the_generation_is_the_version_unless_it_is_set() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(load("", &[], &[]).unwrap().server.generation, version);
+    let env = [("MILEPOST_SERVER__GENERATION", "7c9f8d6b5")];
+    assert_eq!(load("", &env, &[]).unwrap().server.generation, "7c9f8d6b5");
+    // A hash of digits alone is no number.
+    let env = [("MILEPOST_SERVER__GENERATION", "7598465234")];
+    assert_eq!(load("", &env, &[]).unwrap().server.generation, "7598465234");
+    for wrong in ["", "a\\u0001"] {
+        let found = problems(&format!("[server]\ngeneration = \"{wrong}\"\n"));
+        assert!(found.contains("server.generation: found"), "{found}");
+    }
+    let longest = "x".repeat(129);
+    let found = problems(&format!("[server]\ngeneration = \"{longest}\"\n"));
+    assert!(found.contains("expected 1 to 128 characters"), "{found}");
 }
 
 #[test]
@@ -156,6 +181,14 @@ fn warnings_name_the_keys() {
         ("server.listen=0.0.0.0:8080", "limits.trusted_proxies is empty"),
         ("admin.listen=0.0.0.0:9090", "there is no admin.token"),
         ("auth.secret=short", "auth.secret is shorter than 32 bytes"),
+        (
+            "nats.url=nats://me:hunter2@a",
+            "--set nats.url: nats.url is not used: room_log.engine is embedded",
+        ),
+        (
+            "shutdown.handover=1s",
+            "--set shutdown.handover: shutdown.handover is not used: room_log.engine is embedded",
+        ),
     ] {
         let warnings = load("", &[], &[set]).unwrap().warnings();
         assert_eq!(warnings.len(), 1, "{set}: {warnings:?}");
@@ -174,6 +207,62 @@ fn warnings_name_the_keys() {
     ] {
         assert_eq!(load("", &[], sets).unwrap().warnings(), [""; 0], "{sets:?}");
     }
+}
+
+#[test]
+fn warnings_of_several_instances() {
+    let nats = |sets: &[&str]| {
+        let base = ["room_log.engine=nats", "server.max_connections=6000"];
+        load("", &[], &[&base[..], sets].concat()).unwrap().warnings()
+    };
+    // Every instance's clients are to be back within the three seconds.
+    assert_eq!(nats(&[]), [""; 0]);
+    assert_eq!(nats(&["nats.url=nats://a", "nats.stream=x", "nats.replicas=3"]), [""; 0]);
+    for (set, expected) in [
+        ("room_log.path=a.db", "room_log.path is not used: room_log.engine is nats"),
+        ("room_log.min_free=1GiB", "room_log.min_free is not used: room_log.engine is nats"),
+        ("room_log.lock_wait=1s", "room_log.lock_wait is not used: room_log.engine is nats"),
+        ("server.max_connections=6001", "(6001) is more than come back between"),
+        (
+            "shutdown.handover=501ms",
+            "shutdown.reconnect_max (3s) and shutdown.handover (501ms) are longer than the drain \
+             (shutdown.drain less shutdown.notify, 3500ms)",
+        ),
+        ("shutdown.reconnect_max=4s", "shutdown.reconnect_max (4s) and shutdown.handover (250ms)"),
+    ] {
+        let warnings = nats(&[set]);
+        assert_eq!(warnings.len(), 1, "{set}: {warnings:?}");
+        assert!(warnings[0].contains(expected), "{warnings:?}");
+    }
+    // The image sets the path for whichever engine runs.
+    let env = [("MILEPOST_ROOM_LOG__PATH", "/var/lib/milepost/milepost.db")];
+    let sets = ["room_log.engine=nats", "server.max_connections=6000"];
+    assert_eq!(load("", &env, &sets).unwrap().warnings(), [""; 0]);
+}
+
+#[test]
+fn the_times_to_come_back_depend_on_who_is_there() {
+    let times = |sets: &[&str]| {
+        let shutdown = load("", &[], sets).unwrap().shutdown;
+        let millis = |times: ReturnTimes| (times.min.as_millis(), times.max.as_millis());
+        (millis(shutdown.alone()), millis(shutdown.with_others()))
+    };
+    assert_eq!(times(&[]), ((1000, 10_000), (0, 3000)));
+    assert_eq!(times(&["shutdown.reconnect_min=2s"]), ((2000, 10_000), (2000, 3000)));
+    assert_eq!(times(&["shutdown.reconnect_max=2s"]), ((1000, 2000), (0, 2000)));
+    let both = ["shutdown.reconnect_min=100ms", "shutdown.reconnect_max=200ms"];
+    assert_eq!(times(&both), ((100, 200), (100, 200)));
+}
+
+#[test]
+fn brokers_are_one_or_several() {
+    let urls = |text: &str| load(text, &[], &[]).unwrap().nats.servers();
+    assert_eq!(urls("[nats]\nurl = \"nats://a:1, b\""), "nats://a:1, nats://b:4222");
+    assert_eq!(urls("[nats]\nurl = [\"nats://a:1\", \"tls://b\"]"), "nats://a:1, tls://b:4222");
+    let env = [("MILEPOST_NATS__URL", "nats://a,nats://b:2")];
+    let nats = load("", &env, &[]).unwrap().nats;
+    assert_eq!(nats.servers(), "nats://a:4222, nats://b:2");
+    assert_eq!(nats.url[1].expose(), "nats://b:2");
 }
 
 /// The names that an error lists as allowed.

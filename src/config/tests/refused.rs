@@ -32,7 +32,7 @@ fn what_cannot_be_read_is_refused_with_place_key_and_expectation() {
             &[],
             &[],
             "milepost.toml:3: sever: no such section (did you mean `server`?); allowed: server, \
-             admin, auth, limits, heartbeat, outgoing, plane, room_log, shutdown, log",
+             admin, auth, limits, heartbeat, outgoing, plane, room_log, nats, shutdown, log",
         ),
         (
             "",
@@ -42,12 +42,6 @@ fn what_cannot_be_read_is_refused_with_place_key_and_expectation() {
         ),
         ("", &[], &["sever.listen=1"], "--set sever.listen: sever: no such section"),
         ("sources = {}", &[], &[], "milepost.toml:1: sources: no such section; allowed: server"),
-        (
-            "[nats]\nurl = \"nats://localhost\"",
-            &[],
-            &[],
-            "milepost.toml:1: nats: no such section: this build has only the engine `embedded`",
-        ),
         ("server.listen.port = 1", &[], &[], "milepost.toml:1: server.listen: found map, expected"),
         // Names of no form.
         (
@@ -145,16 +139,37 @@ fn what_cannot_be_read_is_refused_with_place_key_and_expectation() {
             "--set limits.rooms: limits.rooms: found floating point `1.5`, expected a whole number",
         ),
         (
-            "[room_log]\nengine = \"nats\"",
-            &[],
-            &[],
-            "milepost.toml:2: room_log.engine: found \"nats\", but this build has only `embedded`",
-        ),
-        (
             "[room_log]\nengine = \"sqlite\"",
             &[],
             &[],
-            "milepost.toml:2: room_log.engine: found \"sqlite\", expected \"embedded\"",
+            "milepost.toml:2: room_log.engine: found \"sqlite\", expected one of \"embedded\", \
+             \"nats\"",
+        ),
+        (
+            "[nats]\nurls = \"nats://localhost\"",
+            &[],
+            &[],
+            "milepost.toml:2: nats.urls: no such key in [nats] (did you mean `url`?); allowed: \
+             url, credentials_file, stream, replicas",
+        ),
+        (
+            "[nats]\nurl = \"http://localhost\"",
+            &[],
+            &[],
+            "milepost.toml:2: nats.url: found something else, expected the URL of a NATS server \
+             such as \"nats://127.0.0.1:4222\", or a list of them",
+        ),
+        (
+            "[nats]\nurl = 4222",
+            &[],
+            &[],
+            "milepost.toml:2: nats.url: found integer `4222`, expected the URL of a NATS server",
+        ),
+        (
+            "",
+            &[],
+            &["nats.replicas=-1"],
+            "--set nats.replicas: nats.replicas: found integer `-1`, expected a whole number",
         ),
         (
             "",
@@ -287,6 +302,24 @@ fn impossible_combinations_are_refused_with_the_place() {
             "milepost.toml:4: room_log.retention_bytes: found 0B, expected at least 1MiB",
         ),
         ("[room_log]\npath = \"\"\n", "milepost.toml:4: room_log.path: found an empty string"),
+        ("[nats]\nurl = []\n", "milepost.toml:4: nats.url: found an empty list"),
+        (
+            "[nats]\nstream = \"mile.post\"\n",
+            "milepost.toml:4: nats.stream: found \"mile.post\", expected 1 to 64 letters",
+        ),
+        ("[nats]\nreplicas = 2\n", "milepost.toml:4: nats.replicas: found 2, expected 1, 3 or 5"),
+        (
+            "[nats]\ncredentials_file = \"\"\n",
+            "milepost.toml:4: nats.credentials_file: found an empty string",
+        ),
+        (
+            "[shutdown]\nhandover = \"25d\"\n",
+            "milepost.toml:4: shutdown.handover: found 25d, expected a time of 0 to 2147483647 ms",
+        ),
+        (
+            "[room_log]\nengine = \"nats\"\n[shutdown]\nreconnect_min = \"4s\"\n",
+            "milepost.toml:6: shutdown.reconnect_max: found 3s (with other instances about), expected at least shutdown.reconnect_min (4s)",
+        ),
         (
             "[server]\nmax_connections = 0\n",
             "milepost.toml:4: server.max_connections: must be at least 1",

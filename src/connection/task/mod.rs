@@ -85,6 +85,8 @@ pub struct Connection {
     base: u64,
     stage: Stage,
     draining: bool,
+    /// Served on once drained, until it is let go.
+    served_on: bool,
     /// Bytes that have to arrive before this connection counts as drained.
     mark: Option<u64>,
     close_deadline: Option<u64>,
@@ -140,6 +142,7 @@ impl Connection {
             base,
             stage: Stage::Open,
             draining: false,
+            served_on: false,
             mark: None,
             close_deadline: None,
             acked: false,
@@ -209,6 +212,7 @@ impl Connection {
             // refused without knowing why.
             self.batch.push_first(notice);
             self.handle().requests.drain();
+            self.served_on = self.handle().served_until().is_some();
             if let Some(session) = &mut self.session {
                 session.refuse_held();
             }
@@ -219,6 +223,13 @@ impl Connection {
             if matches!(self.stage, Stage::Closing(_) | Stage::PeerClosed) {
                 // Being closed for another reason: nothing of it is to be waited for.
                 self.registered.set_drained();
+                self.registered.settle();
+            }
+        }
+        if orders.has(Order::LetGo) {
+            self.served_on = false;
+            if self.draining && matches!(self.stage, Stage::Closing(_) | Stage::PeerClosed) {
+                self.registered.settle();
             }
         }
         if orders.has(Order::Finish) && matches!(self.stage, Stage::Open | Stage::Finishing) {

@@ -6,6 +6,7 @@ use super::end::End;
 use super::timing::BLOCKED_CHECK;
 use super::{Connection, Stage};
 use crate::close::Close;
+use crate::connection::handle::{Handle, Progress};
 use crate::outgoing::Batch;
 use crate::rooms::Replayer;
 
@@ -111,18 +112,13 @@ impl Connection {
         }
         if self.stage == Stage::Open {
             let handle = self.handle().clone();
-            if self.mark.is_none() && handle.requests.pending() == 0 && handle.queue.passed_mark() {
-                self.mark = Some(self.base + self.batch.fed());
-            }
-            let Some(mark) = self.mark else { return };
-            if handle.socket.written() < mark {
+            if handle.progress() < Progress::Drained && !self.has_drained(&handle) {
                 return;
             }
-            if handle.socket.acknowledged() < mark {
-                handle.await_acknowledged(mark);
+            if self.served_on {
                 return;
             }
-            self.registered.set_drained();
+            self.registered.settle();
             handle.queue.stop_listening();
             // What is in the queue now goes out first. Not what comes: a client that goes on
             // sending requests would never leave an empty queue behind.
@@ -135,5 +131,22 @@ impl Connection {
         if self.stage == Stage::Finishing && !waits && self.handle().queue.passed_mark() {
             self.close(Close::ShuttingDown, now);
         }
+    }
+
+    /// Whether all that had to arrive has arrived; notes it.
+    fn has_drained(&mut self, handle: &Handle) -> bool {
+        if self.mark.is_none() && handle.requests.pending() == 0 && handle.queue.passed_mark() {
+            self.mark = Some(self.base + self.batch.fed());
+        }
+        let Some(mark) = self.mark else { return false };
+        if handle.socket.written() < mark {
+            return false;
+        }
+        if handle.socket.acknowledged() < mark {
+            handle.await_acknowledged(mark);
+            return false;
+        }
+        self.registered.set_drained();
+        true
     }
 }

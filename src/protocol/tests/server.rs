@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::now;
 use crate::ids::{ClientId, RoomId, VehicleId};
 use crate::protocol::decode::{ServerFrame, ServerMessage};
-use crate::protocol::server::{self, MAX_REJECTED, Rejected, ShutdownReason, Welcome};
+use crate::protocol::server::{self, Generations, MAX_REJECTED, Rejected, ShutdownReason, Welcome};
 use crate::protocol::{
     EnvelopeError, HandlerError, Mode, PageBuilder, Push, Refusal, RequestId, VERSION, event,
 };
@@ -43,6 +43,7 @@ fn messages() -> Vec<(String, Value)> {
                 session_id: "s",
                 client_id: &c,
                 instance_id: "i",
+                generation: "1.2",
                 protocol: VERSION,
                 server_time: now(),
                 heartbeat_ms: 1,
@@ -55,7 +56,7 @@ fn messages() -> Vec<(String, Value)> {
             message(
                 "welcome",
                 json!({"sessionId": "s", "clientId": "c\\", "instanceId": "i",
-                "protocol": 1, "serverTime": NOW, "heartbeatMs": 1, "heartbeatTimeoutMs": 2,
+                "generation": "1.2", "protocol": 1, "serverTime": NOW, "heartbeatMs": 1, "heartbeatTimeoutMs": 2,
                 "maxFrameBytes": 3, "maxFrameOutBytes": 4, "maxPositionBytes": 5,
                 "dedupWindowMs": 6}),
             ),
@@ -147,11 +148,16 @@ fn messages() -> Vec<(String, Value)> {
             message("notifications_dropped", json!({"count": 3, "reason": "paused"})),
         ),
         (
-            server::server_shutting_down(Duration::from_millis(1234), 10, ShutdownReason::Drain),
+            server::server_shutting_down(
+                Duration::from_millis(1234),
+                10,
+                ShutdownReason::Drain,
+                Some(Generations { own: "g\"", newer: &[] }),
+            ),
             message(
                 "server_shutting_down",
                 json!({"reconnectIn": 1.234, "closesInMs": 10,
-                "reason": "drain", "resume": true}),
+                "reason": "drain", "resume": true, "generation": "g\""}),
             ),
         ),
         (
@@ -159,15 +165,16 @@ fn messages() -> Vec<(String, Value)> {
                 Duration::from_micros(1_000_500),
                 10,
                 ShutdownReason::Drain,
+                Some(Generations { own: "g", newer: &[(); 9].map(|()| "h".to_owned()) }),
             ),
             message(
                 "server_shutting_down",
-                json!({"reconnectIn": 1.0005, "closesInMs": 10,
-                "reason": "drain", "resume": true}),
+                json!({"reconnectIn": 1.0005, "closesInMs": 10, "reason": "drain",
+                "resume": true, "generation": "g", "newer": vec!["h"; 8]}),
             ),
         ),
         (
-            server::server_shutting_down(Duration::from_secs(3), 0, ShutdownReason::Shutdown),
+            server::server_shutting_down(Duration::from_secs(3), 0, ShutdownReason::Shutdown, None),
             message(
                 "server_shutting_down",
                 json!({"reconnectIn": 3, "closesInMs": 0,

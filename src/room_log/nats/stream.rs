@@ -95,6 +95,21 @@ fn unavailable(api: &Api, error: &ApiError) -> StreamError {
     }
 }
 
+/// Why the server did not create the stream.
+fn not_made(api: &Api, refused: &ApiError) -> StreamError {
+    // Too few servers of the cluster are up, or out of room.
+    const MAY_PASS: [u64; 4] = [10_005, 10_008, 10_023, 10_047];
+    if MAY_PASS.iter().any(|code| refused.is(*code)) {
+        return unavailable(api, refused);
+    }
+    let text = format!(
+        "the stream {} cannot be created: {refused}; check nats.replicas and the limits of the \
+         account",
+        api.subjects.stream()
+    );
+    StreamError::Server { urls: api.link.urls().to_owned(), text }
+}
+
 /// Creates the stream, or checks and updates it.
 pub(super) async fn ensure(api: &Api, settings: &Settings) -> Result<StreamInfo, StreamError> {
     let stream = api.subjects.stream();
@@ -108,10 +123,14 @@ pub(super) async fn ensure(api: &Api, settings: &Settings) -> Result<StreamInfo,
             let method = format!("STREAM.CREATE.{stream}");
             match api.call::<StreamInfo>(&method, &wanted).await {
                 Ok(info) => info,
-                // Another instance was faster, perhaps with other limits.
-                Err(ApiError::Refused { .. }) => {
-                    api.info().await.map_err(|error| unavailable(api, &error))?
-                }
+                // Another instance was faster, perhaps with other limits; or the server
+                // does not do what is asked for.
+                Err(refused @ ApiError::Refused { .. }) => match api.info().await {
+                    Err(error) if error.is(STREAM_NOT_FOUND) => {
+                        return Err(not_made(api, &refused));
+                    }
+                    other => other.map_err(|error| unavailable(api, &error))?,
+                },
                 Err(error) => return Err(unavailable(api, &error)),
             }
         }

@@ -3,6 +3,8 @@
 
 pub mod admin;
 pub mod client;
+#[path = "../../support/nats.rs"]
+pub mod nats;
 pub mod raw;
 pub mod server;
 

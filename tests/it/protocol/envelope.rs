@@ -141,10 +141,14 @@ async fn the_old_gateways_flat_forms_work() {
 
 #[tokio::test]
 async fn the_welcome_says_what_a_client_needs_to_know() {
-    let server = Server::builder().set("limits.max_position", "600B").start();
+    let server = Server::builder()
+        .set("limits.max_position", "600B")
+        .set("server.generation", "7c9f8d6b5")
+        .start();
     let client = Client::connect(&server, "a").await;
     let welcome = &client.welcome;
     assert_eq!(welcome["clientId"], "a");
+    assert_eq!(welcome["generation"], "7c9f8d6b5");
     assert_eq!(welcome["protocol"], 1);
     for (name, value) in [
         ("heartbeatMs", 20_000),
