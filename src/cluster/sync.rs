@@ -2,7 +2,8 @@
 //! them.
 //!
 //! A list is replaced when all of its parts are there, never before: whatever is asked
-//! again, nobody is taken for gone meanwhile. An ask is repeated until it is answered.
+//! again, nobody is taken for gone meanwhile. An ask is repeated until it is answered, but
+//! never because of its answer: two instances that disagree must not fill the broker.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,9 +41,10 @@ impl Core {
             return;
         }
         // What is on its way was asked before whatever is the reason now.
-        let waiting = self.asked.remove(&(peer.clone(), room.clone())).map(|asked| asked.waiting);
-        let asked = Asked { waiting: waiting.unwrap_or_default(), ..Asked::default() };
-        self.asked.insert((peer.clone(), room.clone()), asked);
+        let asked = self.asked.entry((peer.clone(), room.clone())).or_default();
+        asked.at = None;
+        asked.parts = 0;
+        asked.members.clear();
         self.to_ask.entry(peer.clone()).or_default().insert(room.clone());
     }
 
@@ -145,20 +147,15 @@ impl Core {
         if !self.counts(&peer) {
             return;
         }
-        let Some(lists) = self.rooms.get(&delta.room).filter(|lists| lists.listening) else {
-            return;
-        };
-        let (version, empty) = lists
-            .theirs
-            .get(&peer)
-            .map_or((0, true), |list| (list.version, list.members.is_empty()));
-        if delta.version <= version {
+        if !self.rooms.get(&delta.room).is_some_and(|lists| lists.listening)
+            || delta.version <= self.known(&peer, &delta.room).0
+        {
             return;
         }
         let key = (peer, delta.room.clone());
         if let Some(asked) = self.asked.get_mut(&key) {
             asked.wait(delta);
-        } else if delta.prev == version || (delta.prev == 0 && empty) {
+        } else if self.follows(&key.0, &delta) {
             self.apply(&key.0, &delta);
         } else {
             self.ask(&key.0, &key.1);
@@ -206,26 +203,54 @@ impl Core {
         if list.last {
             let members = std::mem::take(&mut asked.members).into_iter().collect();
             self.replace(&key.0, &key.1, list.version, &members);
-            self.answered(&key);
+            self.answered(&key, now);
         }
     }
 
     pub(super) fn same(&mut self, from: &str, rooms: Vec<RoomId>) {
         let peer: Node = from.into();
         for room in rooms {
-            self.answered(&(peer.clone(), room));
+            // Nothing that waits from before this word is news; what the word itself has
+            // missed is found by the next change or digest.
+            let Some(asked) = self.asked.remove(&(peer.clone(), room)) else { continue };
+            for delta in asked.waiting.into_values() {
+                if self.follows(&peer, &delta) {
+                    self.apply(&peer, &delta);
+                }
+            }
         }
     }
 
-    /// What waited for a list goes on from it.
-    fn answered(&mut self, key: &(Node, RoomId)) {
-        let Some(asked) = self.asked.remove(key) else { return };
-        for delta in asked.waiting.into_values() {
-            self.delta(delta);
+    /// What waited for a list goes on from it. Where something is missing in between, the
+    /// list is asked for again in a while.
+    fn answered(&mut self, key: &(Node, RoomId), now: Instant) {
+        let Some(mut asked) = self.asked.remove(key) else { return };
+        let mut waiting = std::mem::take(&mut asked.waiting);
+        while let Some(delta) = waiting.first_entry() {
+            if self.follows(&key.0, delta.get()) {
+                self.apply(&key.0, &delta.remove());
+            } else if self.known(&key.0, &key.1).0 >= *delta.key() {
+                delta.remove();
+            } else {
+                break;
+            }
         }
-        if asked.overflowed {
-            self.ask(&key.0, &key.1);
+        if asked.overflowed || !waiting.is_empty() {
+            let again = Asked { at: Some(now), waiting, ..Asked::default() };
+            self.asked.insert(key.clone(), again);
         }
+    }
+
+    /// The version of `peer`'s list that is known here, and whether nobody is on it.
+    fn known(&self, peer: &Node, room: &RoomId) -> (u64, bool) {
+        let list = self.rooms.get(room).and_then(|lists| lists.theirs.get(peer));
+        list.map_or((0, true), |list| (list.version, list.members.is_empty()))
+    }
+
+    /// Whether a change is the next after what is known.
+    fn follows(&self, peer: &Node, delta: &Delta) -> bool {
+        let (version, empty) = self.known(peer, &delta.room);
+        delta.version > version && (delta.prev == version || (delta.prev == 0 && empty))
     }
 
     fn replace(&mut self, peer: &Node, room: &RoomId, version: u64, members: &FxHashSet<ClientId>) {

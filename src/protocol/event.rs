@@ -40,33 +40,18 @@ pub fn location_update(
     timestamp: UnixMillis,
     received_at: UnixMillis,
 ) -> LocationEvent {
-    let text = String::with_capacity(
+    let mut text = String::with_capacity(
         body.len() + room.as_str().len() + client.as_str().len() + vehicle.as_str().len() + 256,
     );
-    let event = around(room, text, |text| {
-        push_item(text, seq, client, vehicle, body, timestamp, received_at);
-    });
-    debug_assert!(event.text.len() <= body.len() + EVENT_OVERHEAD);
-    event
-}
-
-/// Puts an item that was stored back into an event of `room`.
-#[must_use]
-pub fn location_update_from_item(room: &RoomId, item: &str) -> LocationEvent {
-    let text = String::with_capacity(item.len() + room.as_str().len() + 64);
-    around(room, text, |text| text.push_str(item))
-}
-
-/// The event of `room` around an item, written into `text`, which is empty.
-fn around(room: &RoomId, mut text: String, push: impl FnOnce(&mut String)) -> LocationEvent {
     push_head(&mut text, "location_update", None);
     text.push_str(",\"payload\":{\"roomId\":");
     push_string(&mut text, room.as_str());
     text.push(',');
     let start = text.len();
-    push(&mut text);
+    push_item(&mut text, seq, client, vehicle, body, timestamp, received_at);
     let item = start..text.len();
     text.push_str("}}");
+    debug_assert!(text.len() <= body.len() + EVENT_OVERHEAD);
     LocationEvent { text, item }
 }
 

@@ -259,7 +259,7 @@ impl Hub {
     /// something): all who subscribe to it start over.
     pub fn activate(&self, room: &RoomId, seq: u64, trimmed_to: u64, newest: Vec<PositionEvent>) {
         if let Some(active) = self.get(room) {
-            active.renew(self.epoch(), seq, trimmed_to, &newest, &self.settings);
+            active.renew(&self.epoch(), seq, trimmed_to, &newest, &self.settings);
             return;
         }
         let Settings { tail_bytes, replay_rest, max_frame_out, .. } = self.settings;

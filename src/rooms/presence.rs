@@ -91,13 +91,42 @@ struct Member {
 #[derive(Debug, Default)]
 pub struct Presence {
     members: BTreeMap<ClientId, Member>,
-    /// Changes that are still to be announced, each with the value of `shown` then.
-    joined: BTreeMap<ClientId, (Option<ConnId>, u64)>,
-    left: BTreeMap<ClientId, (LeaveReason, u64)>,
+    /// Those about whom somebody in the room has to be told something.
+    pending: BTreeMap<ClientId, Pending>,
     /// Changes that the bus has not been told; `None` where there is none to tell.
     local: Option<LocalChanges>,
     /// How often the list of members was shown to somebody.
     shown: u64,
+}
+
+/// An identity that came or went since the last announcement.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    /// Whether it was present before: what those know who were in the room then.
+    was: bool,
+    /// Whether it is present, and how it came to be or not to be so.
+    now: Now,
+    /// Whether somebody was shown a list with it, and one without it.
+    shown_with: bool,
+    shown_without: bool,
+    /// The value of `shown` at its last change.
+    shown: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Now {
+    Present(Option<ConnId>),
+    Absent(LeaveReason),
+}
+
+impl Pending {
+    /// Whether somebody does not know how it is now.
+    fn is_news(&self) -> bool {
+        match self.now {
+            Now::Present(_) => !self.was || self.shown_without,
+            Now::Absent(_) => self.was || self.shown_with,
+        }
+    }
 }
 
 impl Presence {
@@ -178,15 +207,33 @@ impl Presence {
     }
 
     fn appear(&mut self, client: &ClientId, conn: Option<ConnId>) {
-        if self.left.remove(client).is_none_or(|(_, shown)| shown < self.shown) {
-            self.joined.insert(client.clone(), (conn, self.shown));
-        }
+        self.note(client, Now::Present(conn));
     }
 
     fn vanish(&mut self, client: &ClientId, reason: LeaveReason) {
         self.members.remove(client);
-        if self.joined.remove(client).is_none_or(|(_, shown)| shown < self.shown) {
-            self.left.insert(client.clone(), (reason, self.shown));
+        self.note(client, Now::Absent(reason));
+    }
+
+    /// Notes a change; one that cancels out for everybody is forgotten.
+    fn note(&mut self, client: &ClientId, now: Now) {
+        let shown = self.shown;
+        let was = matches!(now, Now::Absent(_));
+        let Some(pending) = self.pending.get_mut(client) else {
+            let pending = Pending { was, now, shown_with: false, shown_without: false, shown };
+            self.pending.insert(client.clone(), pending);
+            return;
+        };
+        if pending.shown < shown {
+            match pending.now {
+                Now::Present(_) => pending.shown_with = true,
+                Now::Absent(_) => pending.shown_without = true,
+            }
+        }
+        pending.now = now;
+        pending.shown = shown;
+        if !pending.is_news() {
+            self.pending.remove(client);
         }
     }
 
@@ -216,14 +263,12 @@ impl Presence {
     /// Whether there is something to announce.
     #[must_use]
     pub fn has_changes(&self) -> bool {
-        !self.joined.is_empty()
-            || !self.left.is_empty()
-            || self.local.as_ref().is_some_and(|local| !local.is_empty())
+        !self.pending.is_empty() || self.local.as_ref().is_some_and(|local| !local.is_empty())
     }
 
     /// Forgets who left without announcing it.
     pub fn forget_left(&mut self) {
-        self.left.clear();
+        self.pending.retain(|_, pending| matches!(pending.now, Now::Present(_)));
         if let Some(local) = &mut self.local {
             *local = LocalChanges::default();
         }
@@ -237,8 +282,14 @@ impl Presence {
         listed: usize,
         max_bytes: usize,
     ) -> Vec<Announcement> {
-        let joined = std::mem::take(&mut self.joined);
-        let left = std::mem::take(&mut self.left);
+        let mut joined = BTreeMap::new();
+        let mut left = BTreeMap::new();
+        for (client, pending) in std::mem::take(&mut self.pending) {
+            match pending.now {
+                Now::Present(conn) => _ = joined.insert(client, conn),
+                Now::Absent(reason) => _ = left.insert(client, reason),
+            }
+        }
         if joined.is_empty() && left.is_empty() {
             return Vec::new();
         }
@@ -248,7 +299,7 @@ impl Presence {
         }
         let mut announcements = Vec::new();
         let except = match joined.len() {
-            1 => joined.values().next().and_then(|(conn, _)| *conn),
+            1 => joined.values().next().copied().flatten(),
             _ => None,
         };
         let names: Vec<ClientId> = joined.into_keys().collect();
@@ -256,7 +307,7 @@ impl Presence {
             announcements.push(Announcement { text, except });
         }
         let mut by_reason: BTreeMap<LeaveReason, Vec<ClientId>> = BTreeMap::new();
-        for (client, (reason, _)) in left {
+        for (client, reason) in left {
             by_reason.entry(reason).or_default().push(client);
         }
         for (reason, names) in by_reason {
@@ -323,6 +374,26 @@ mod tests {
         presence.show();
         presence.join(&a, ConnId(3));
         assert_eq!(texts(&mut presence, 10)[0]["payload"]["members"], serde_json::json!(["a"]));
+    }
+
+    /// Some saw it come, some did not; in the end everybody knows how it is.
+    #[test]
+    fn who_was_shown_nothing_is_told_in_the_end() {
+        let mut presence = Presence::default();
+        let a = client("a");
+        // Somebody is in the room; `a` comes, is shown to somebody else, goes and comes back.
+        presence.join(&a, ConnId(1));
+        presence.show();
+        presence.leave(&a, LeaveReason::Disconnected);
+        presence.join(&a, ConnId(2));
+        assert_eq!(texts(&mut presence, 10)[0]["type"], "member_joined");
+        // It goes, its absence is shown to somebody, it comes and goes again.
+        presence.leave(&a, LeaveReason::Left);
+        presence.show();
+        presence.join(&a, ConnId(3));
+        presence.leave(&a, LeaveReason::Timeout);
+        let told = texts(&mut presence, 10);
+        assert_eq!((told.len(), &told[0]["payload"]["reason"]), (1, &"timeout".into()));
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl Room {
     /// without an id, and nothing of before comes after it.
     pub(super) fn renew(
         &self,
-        epoch: Arc<str>,
+        epoch: &Arc<str>,
         seq: u64,
         trimmed_to: u64,
         newest: &[PositionEvent],
@@ -235,7 +235,7 @@ impl Room {
             for (queue, events) in state.subscribers() {
                 let Some(mode) = members.connections.get(&queue.conn()).copied() else { continue };
                 let flat = events == Events::PositionsOnly;
-                let told = Told { id: None, mode, flat, recovered: false, epoch: &epoch };
+                let told = Told { id: None, mode, flat, recovered: false, epoch };
                 let (text, walk) = self.room_joined(&told, &members.presence, state, settings);
                 queue.push(frame::text_frame(&text), Weight::Free);
                 self.feed.reset(state, queue.conn(), walk);
@@ -338,7 +338,7 @@ impl Room {
 
 impl Members {
     fn wants_announcing(&mut self) -> bool {
-        let wants = self.presence.has_changes() && !self.announcing;
+        let wants = !self.announcing && self.presence.has_changes();
         self.announcing |= wants;
         wants
     }

@@ -33,6 +33,6 @@ impl Handover {
                 handle.order(Order::LetGo);
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

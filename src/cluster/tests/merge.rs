@@ -78,19 +78,27 @@ async fn a_move_is_no_event_in_either_order() {
     let mesh = Mesh::default();
     let [mut a, mut b, mut c] = three(&mesh).await;
     let watchers = [a.join("wa", "r"), b.join("wb", "r"), c.join("wc", "r")];
-    for millis in [0, 30, 60, 99, 101, 150, 240] {
+    let makes_first = [0, 30, 60, 99, 101, 150, 240].map(|millis| (millis, true));
+    let breaks_first = [0, 50, 120, 200, 230].map(|millis| (millis, false));
+    for (millis, make_first) in makes_first.into_iter().chain(breaks_first) {
         let old = a.join("x", "r");
         sleep(ms(1000)).await;
         for (site, watcher) in [&mut a, &mut b, &mut c].into_iter().zip(watchers) {
             site.told(watcher);
         }
-        // Make before break.
-        let new = b.join("x", "r");
-        sleep(ms(millis)).await;
-        a.leave(old, LeaveReason::Disconnected);
+        let new = if make_first {
+            let new = b.join("x", "r");
+            sleep(ms(millis)).await;
+            a.leave(old, LeaveReason::Disconnected);
+            new
+        } else {
+            a.leave(old, LeaveReason::Disconnected);
+            sleep(ms(millis)).await;
+            b.join("x", "r")
+        };
         sleep(ms(1000)).await;
         for (site, watcher) in [&mut a, &mut b, &mut c].into_iter().zip(watchers) {
-            assert_eq!(site.told(watcher), [], "{} after {millis} ms", site.name);
+            assert_eq!(site.told(watcher), [], "{} {millis} ms {make_first}", site.name);
         }
         b.leave(new, LeaveReason::Left);
         sleep(ms(1000)).await;

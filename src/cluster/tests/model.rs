@@ -192,7 +192,7 @@ impl World {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 60,
+        cases: 250,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

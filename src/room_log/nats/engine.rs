@@ -355,7 +355,7 @@ impl Engine {
             room.phase = Phase::Loading;
         }
         match room.phase {
-            Phase::Live => return,
+            Phase::Live => {}
             Phase::Loading => {
                 room.working = true;
                 self.works += 1;

@@ -132,7 +132,7 @@ impl Engine {
             Found::Load { room, work, result } => {
                 if self.is_current(room, work) {
                     match result {
-                        Ok(loaded) => self.loaded(room, loaded),
+                        Ok(loaded) => self.loaded(room, &loaded),
                         Err(error) => self.unread(room, &error),
                     }
                 }
@@ -167,7 +167,7 @@ impl Engine {
                     self.failed(&error);
                 }
             },
-            Found::Head { room, result } => self.head_found(room, result),
+            Found::Head { room, result } => self.head_found(room, result.ok()),
             Found::Check { room, work, last } => {
                 if let Ok(last) = last {
                     let at = Instant::now() + super::health::VERIFY_AFTER;
@@ -200,7 +200,7 @@ impl Engine {
         self.failed(error);
     }
 
-    fn loaded(&mut self, number: usize, loaded: Loaded) {
+    fn loaded(&mut self, number: usize, loaded: &Loaded) {
         let Some(room) = self.rooms.get_mut(number) else { return };
         room.working = false;
         room.upto = room.upto.max(loaded.head);
@@ -221,7 +221,7 @@ impl Engine {
         for event in &backlog {
             self.own(event);
         }
-        self.report(number, &loaded);
+        self.report(number, loaded);
         self.go_on(number, rest);
     }
 
@@ -288,8 +288,8 @@ impl Engine {
         self.see_to(number);
     }
 
-    fn head_found(&mut self, name: RoomId, result: Result<(u64, u64), ApiError>) {
-        let Ok((head, last)) = result else {
+    fn head_found(&mut self, name: RoomId, found: Option<(u64, u64)>) {
+        let Some((head, last)) = found else {
             self.later.push(Later::Head(name));
             return;
         };

@@ -340,7 +340,7 @@ mod tests {
             let read = Fix::parse(&payload(&written, quiet)).unwrap();
             prop_assert_eq!(read.latitude.to_bits(), latitude.to_bits());
             prop_assert_eq!(read.longitude.to_bits(), longitude.to_bits());
-            prop_assert_eq!(read.key, written.key.clone());
+            prop_assert_eq!(&read.key, &written.key);
             prop_assert_eq!(read.fix, written.fix_time());
             prop_assert_eq!((read.timed, read.quiet), (fix.is_some(), quiet));
             prop_assert_eq!((read.body, read.client), (written.body, written.client));
