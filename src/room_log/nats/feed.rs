@@ -147,7 +147,12 @@ impl Engine {
             }
             Found::Window { room, number, part, vehicle, result } => match result {
                 Ok(events) => {
-                    if let Some(room) = self.rooms.get_mut(room) {
+                    // Unless the room has started over since: these are of what was before.
+                    let room = self.rooms.get_mut(room).and_then(|room| {
+                        let vehicle = room.vehicle(&vehicle);
+                        room.track(vehicle).window_until.map(|_| room)
+                    });
+                    if let Some(room) = room {
                         for event in &events {
                             if let Some(fix) = &event.fix {
                                 let marks = room.marks(&event.vehicle, fix);
@@ -175,14 +180,11 @@ impl Engine {
                 }
             }
             Found::Released { release, result } => match result {
-                Ok(found) => {
-                    self.releasing -= 1;
-                    if let Some((vehicle, fix)) = found {
-                        self.released(&release, vehicle, fix);
-                    }
-                }
+                Ok(Some((vehicle, fix))) => self.released(&release, vehicle, fix),
+                Ok(None) => self.releasing -= 1,
                 Err(_) => self.later.push(Later::Release(release)),
             },
+            Found::Deleted => self.releasing -= 1,
             Found::Stream(result) => self.stream_seen(result),
         }
     }
@@ -212,6 +214,12 @@ impl Engine {
                 let marks = room.marks(&event.vehicle, fix);
                 room.advance(vehicle, event.seq, fix.fix, marks);
             }
+        }
+        for (vehicle, seq, stored_at) in &loaded.late {
+            let vehicle = room.vehicle(vehicle);
+            let track = room.track(vehicle);
+            track.set_last(Kind::Late, *seq);
+            track.late_at = track.late_at.max(*stored_at);
         }
         room.phase = Phase::Live;
         // What came back meanwhile is in the load, but its answer is not.

@@ -194,7 +194,7 @@ impl Engine {
 
     /// The stream is another one: all that was known is of the one before.
     fn epoch_changed(&mut self, epoch: Arc<str>) {
-        let window = i64::try_from(self.settings.dedup_window.as_millis()).unwrap_or(i64::MAX);
+        let window = self.window();
         tracing::warn!(
             event = "room_log.epoch_changed",
             stream = self.api.subjects.stream(),
@@ -229,7 +229,7 @@ impl Engine {
     /// An event was missed and newer ones have been reported. Whoever is in the room is
     /// told to start over.
     pub(super) fn start_over(&mut self, number: usize) {
-        let window = i64::try_from(self.settings.dedup_window.as_millis()).unwrap_or(i64::MAX);
+        let window = self.window();
         let Some(room) = self.rooms.get_mut(number) else { return };
         tracing::warn!(
             event = "room_log.missed",

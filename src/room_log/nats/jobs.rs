@@ -27,7 +27,10 @@ const LISTEN_WITHIN: Duration = Duration::from_secs(3);
 pub(super) struct Loaded {
     pub(super) head: u64,
     pub(super) first: u64,
+    /// The newest position of each vehicle.
     pub(super) newest: Vec<Event>,
+    /// The last late event of each vehicle that has one, and when it was stored.
+    pub(super) late: Vec<(VehicleId, u64, Option<i64>)>,
 }
 
 /// Events that were missed.
@@ -75,6 +78,7 @@ pub(super) enum Found {
         release: Release,
         result: Result<Option<(VehicleId, Fix)>, ApiError>,
     },
+    Deleted,
     Stream(Result<StreamInfo, StreamError>),
 }
 
@@ -105,7 +109,7 @@ impl Jobs {
         });
     }
 
-    /// Listens to a room, and reads its newest positions.
+    /// Listens to a room, and reads the last events of its vehicles.
     pub(super) fn load(&self, room: usize, work: u64, token: String, listen: bool) {
         let (api, reader, found) = (self.api.clone(), self.reader.clone(), self.found.clone());
         self.start(async move {
@@ -122,13 +126,18 @@ impl Jobs {
                 // After the subscription, on the same connection: what comes behind this
                 // answer's `seq` is heard.
                 let state = api.info().await?.state;
-                let mut newest = Vec::new();
+                let (mut newest, mut late) = (Vec::new(), Vec::new());
                 let take = |seq: u64, event: Option<Event>| {
-                    newest.extend(event.filter(|_| seq <= state.last_seq));
+                    if let Some(event) = event.filter(|_| seq <= state.last_seq) {
+                        match event.kind {
+                            Kind::Live => newest.push(event),
+                            Kind::Late => late.push((event.vehicle, seq, event.stored_at)),
+                        }
+                    }
                     true
                 };
-                reader.scan(&api.subjects.live(&token), From::LastPerSubject, take).await?;
-                Ok(Loaded { head: state.last_seq, first: state.first_seq, newest })
+                reader.scan(&api.subjects.room(&token), From::LastPerSubject, take).await?;
+                Ok(Loaded { head: state.last_seq, first: state.first_seq, newest, late })
             };
             Found::Load { room, work, result: result.await }
         });
@@ -217,7 +226,7 @@ impl Jobs {
     /// Takes a position out of the stream that has moved to another place in it.
     pub(super) fn delete(&self, seq: u64) {
         let api = self.api.clone();
-        tokio::spawn(async move {
+        self.start(async move {
             if let Err(error) = api.delete(seq).await {
                 let error = error.to_string();
                 tracing::debug!(
@@ -226,6 +235,7 @@ impl Jobs {
                     "room log: a moved position stays"
                 );
             }
+            Found::Deleted
         });
     }
 

@@ -232,11 +232,10 @@ pub(super) struct Event {
     pub(super) fix: Option<Fix>,
 }
 
-/// An event that a consumer delivered, and how many follow it.
+/// An event that a consumer delivered.
 pub(super) struct Delivered {
     pub(super) event: Option<Event>,
     pub(super) seq: u64,
-    pub(super) pending: u64,
 }
 
 impl Event {
@@ -298,9 +297,9 @@ impl Delivered {
             return None;
         }
         let number = |at: usize| tokens.get(from + at)?.parse::<u64>().ok();
-        let (seq, time, pending) = (number(5)?, number(7)?, number(8)?);
+        let (seq, time) = (number(5)?, number(7)?);
         let stored_at = i64::try_from(time / 1_000_000).ok();
-        Some(Self { event: Event::new(subjects, message, seq, 0, stored_at), seq, pending })
+        Some(Self { event: Event::new(subjects, message, seq, 0, stored_at), seq })
     }
 }
 

@@ -64,21 +64,19 @@ impl Reader {
         mut take: impl FnMut(u64, Option<Event>) -> bool,
     ) -> Result<(), ApiError> {
         let _permit = self.permits.acquire().await.map_err(|_| ApiError::NoAnswer)?;
-        let (name, pending) = self.create(filter, from).await?;
-        let result = if pending == 0 { Ok(()) } else { self.pull(&name, &mut take).await };
+        let name = self.create(filter, from).await?;
+        let result = self.pull(&name, &mut take).await;
         let method = format!("$JS.API.CONSUMER.DELETE.{}.{name}", self.api.subjects.stream());
         // If it does not arrive the server removes the consumer by itself.
         let _ = self.api.link.publish(method, None, None, bytes::Bytes::new());
         result
     }
 
-    async fn create(&self, filter: &str, from: From) -> Result<(String, u64), ApiError> {
+    async fn create(&self, filter: &str, from: From) -> Result<String, ApiError> {
         #[derive(Deserialize)]
         struct Created {
             name: String,
             config: Value,
-            #[serde(default)]
-            num_pending: u64,
         }
         let mut config = json!({
             "ack_policy": "none",
@@ -109,7 +107,7 @@ impl Reader {
         {
             return Err(ApiError::Garbled);
         }
-        Ok((created.name, created.num_pending))
+        Ok(created.name)
     }
 
     async fn pull(
@@ -122,6 +120,8 @@ impl Reader {
         let mut answers = client.subscribe(inbox.clone()).await.map_err(|_| ApiError::NoAnswer)?;
         let next = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{name}", self.api.subjects.stream());
         let body = json!({ "batch": BATCH, "no_wait": true }).to_string();
+        // Until the server says that there is nothing: its counts of what is pending are not
+        // to be relied on (2.9.10 with a wildcard in the filter).
         loop {
             if !self.api.link.publish(next.clone(), Some(inbox.clone()), None, body.clone().into())
             {
@@ -137,12 +137,11 @@ impl Reader {
                     Some(503) => return Err(ApiError::NoResponder),
                     Some(_) => return Err(ApiError::Garbled),
                 }
-                let Some(Delivered { event, seq, pending }) =
-                    Delivered::parse(&self.api.subjects, &message)
+                let Some(Delivered { event, seq }) = Delivered::parse(&self.api.subjects, &message)
                 else {
                     return Err(ApiError::Garbled);
                 };
-                if !take(seq, event) || pending == 0 {
+                if !take(seq, event) {
                     return Ok(());
                 }
             }
