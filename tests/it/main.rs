@@ -52,6 +52,5 @@ mod shutdown;
 mod slow;
 mod smoke;
 mod store;
-mod support;
 mod tokens;
 mod traces;

@@ -40,7 +40,7 @@ impl Log {
             .buffered(AT_ONCE)
             .map_ok(|message| {
                 let mut tokens = message.subject.split('.');
-                assert_eq!(tokens.next(), Some(STREAM));
+                assert_eq!((tokens.next(), tokens.next()), (Some(STREAM), Some("log")));
                 let kind = tokens.next().unwrap();
                 let room = tokens.next().unwrap().to_owned();
                 let Payload { quiet, position } = serde_json::from_slice(&message.payload).unwrap();

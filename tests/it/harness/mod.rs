@@ -5,15 +5,17 @@ pub mod admin;
 pub mod balancer;
 pub mod client;
 pub mod nats;
+#[path = "../../support/nats.rs"]
+pub mod nats_server;
 pub mod netns;
 pub mod raw;
 pub mod server;
 pub mod tmpfs;
 
-pub use crate::support::nats::NatsServer;
 pub use balancer::Balancer;
 pub use client::Client;
 pub use nats::NatsCluster;
+pub use nats_server::NatsServer;
 pub use netns::Namespace;
 pub use server::Server;
 pub use tmpfs::Tmpfs;

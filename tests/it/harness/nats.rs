@@ -3,9 +3,9 @@
 
 use std::fmt::Write as _;
 
+use super::Namespace;
+use super::nats_server::{NatsServer, Options, free_port};
 use super::server::Builder;
-use super::{Namespace, NatsServer};
-use crate::support::nats::{Options, free_port};
 
 /// Starts a broker in a network namespace, on all of its addresses.
 pub fn within(namespace: &Namespace) -> NatsServer {
@@ -25,7 +25,7 @@ impl NatsCluster {
         let ports: Vec<(u16, u16)> = (0..3).map(|_| (free_port(), free_port())).collect();
         let mut routes = String::new();
         for (_, cluster) in &ports {
-            let _ = write!(routes, "\"nats://127.0.0.1:{cluster}\" ");
+            let _ = write!(routes, "\"nats://127.0.0.1:{cluster}\", ");
         }
         let start = |(number, (client, cluster)): (usize, &(u16, u16))| {
             let lines = format!(

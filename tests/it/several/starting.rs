@@ -126,7 +126,7 @@ fn the_example_is_checked() {
     assert!(!text.contains("warning") && !text.contains("hunter2"), "{text}");
 
     // The server's own check of its example.
-    let output = Command::new(crate::support::nats::program())
+    let output = Command::new(crate::harness::nats_server::program())
         .arg("-t")
         .arg("-c")
         .arg(root.join("config/nats-server.conf"))
