@@ -68,6 +68,10 @@ impl Engine {
                 return;
             }
             Err(Missing::Earlier) => {
+                eprintln!(
+                    "EARLIER {event:?} upto {} base {} tracks {:?}",
+                    room.upto, room.base, room.tracks
+                );
                 self.start_over(number);
                 self.hear(number, event);
                 return;
@@ -184,7 +188,6 @@ impl Engine {
                 Ok(None) => self.releasing -= 1,
                 Err(_) => self.later.push(Later::Release(release)),
             },
-            Found::Deleted => self.releasing -= 1,
             Found::Stream(result) => self.stream_seen(result),
         }
     }
