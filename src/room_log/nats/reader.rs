@@ -323,8 +323,10 @@ impl Held {
 
     fn page(self) -> HistoryPage {
         let last = self.positions.last_key_value().map(|(place, _)| place);
-        let last = last.max(self.removed.as_ref()).filter(|_| self.end.is_some());
-        let cursor = last.map(Place::cursor);
+        let cursor = self.end.as_ref().and_then(|end| {
+            let removed = self.removed.as_ref().filter(|place| *place < end);
+            last.max(removed).map(Place::cursor)
+        });
         HistoryPage { events: self.positions.into_values().collect(), cursor }
     }
 }
