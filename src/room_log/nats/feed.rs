@@ -36,16 +36,22 @@ impl Engine {
             .filter_map(|(room, message)| Some((room, Event::of_feed(subjects, &message)?)))
             .collect();
         events.sort_by_key(|(_, event)| event.seq);
+        let now = Instant::now();
         for (room, event) in events {
             #[cfg(test)]
             if self.loses(&event) {
                 continue;
             }
+            if let Some(event) = self.order.take(room, event, now) {
+                self.hear(room, event);
+            }
+        }
+        while let Some((room, event)) = self.order.next(now) {
             self.hear(room, event);
         }
     }
 
-    fn hear(&mut self, number: usize, event: Event) {
+    pub(super) fn hear(&mut self, number: usize, event: Event) {
         match self.rooms.get_mut(number) {
             None => {}
             Some(room) if room.phase == Phase::Live => self.apply(number, event, true),
@@ -58,6 +64,10 @@ impl Engine {
     fn apply(&mut self, number: usize, event: Event, told: bool) {
         let Some(room) = self.rooms.get_mut(number) else { return };
         if event.seq <= room.upto {
+            // It has been applied, or was read otherwise; or the others overtook it.
+            if told && !room.knows(&event) {
+                self.start_over(number);
+            }
             return;
         }
         match room.note(&event, now(), told) {
@@ -184,7 +194,6 @@ impl Engine {
                 Ok(None) => self.releasing -= 1,
                 Err(_) => self.later.push(Later::Release(release)),
             },
-            Found::Deleted => self.releasing -= 1,
             Found::Stream(result) => self.stream_seen(result),
         }
     }

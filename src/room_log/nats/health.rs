@@ -145,6 +145,10 @@ impl Engine {
             room.working = false;
             room.work = 0;
         }
+        // The fills put it in order.
+        for (room, event) in self.order.all() {
+            self.hear(room, event);
+        }
         let state = self.api.link.state().borrow().clone();
         if state == (LinkState::Up { generation: now }) {
             self.link_changed(&state);
@@ -177,6 +181,8 @@ impl Engine {
         if *self.epoch.read() != epoch {
             self.epoch_changed(epoch);
         }
+        let version = self.api.link.client().server_info().version;
+        self.order.set_server(&version, self.settings.replicas);
         if self.health.generation.is_some() && self.health.seen != self.health.generation {
             self.health.seen = self.health.generation;
             self.repeat_all();

@@ -78,7 +78,6 @@ pub(super) enum Found {
         release: Release,
         result: Result<Option<(VehicleId, Fix)>, ApiError>,
     },
-    Deleted,
     Stream(Result<StreamInfo, StreamError>),
 }
 
@@ -151,7 +150,7 @@ impl Jobs {
                 let filter = api.subjects.room(&token);
                 let head = api.info().await?.state.last_seq;
                 let mut filled = Filled { head, events: Vec::new(), more: false };
-                if api.last_seq_of(&filter).await? > upto {
+                if api.last_of(&filter).await?.is_some_and(|last| last.seq > upto) {
                     let take = |_: u64, event: Option<Event>| {
                         filled.events.extend(event);
                         filled.more = filled.events.len() >= FILL;
@@ -193,7 +192,8 @@ impl Jobs {
         self.start(async move {
             let result = async {
                 let head = api.info().await?.state.last_seq;
-                Ok((head, api.last_seq_of(&api.subjects.room(&token)).await?))
+                let last = api.last_of(&api.subjects.room(&token)).await?;
+                Ok((head, last.map_or(0, |last| last.seq)))
             };
             Found::Head { room, result: result.await }
         });
@@ -203,9 +203,10 @@ impl Jobs {
     pub(super) fn check(&self, room: usize, work: u64, token: &str) {
         let api = self.api.clone();
         let subject = api.subjects.room(token);
-        self.start(
-            async move { Found::Check { room, work, last: api.last_seq_of(&subject).await } },
-        );
+        self.start(async move {
+            let last = api.last_of(&subject).await.map(|last| last.map_or(0, |last| last.seq));
+            Found::Check { room, work, last }
+        });
     }
 
     /// Reads an upload's position, if it is one that has not gone live.
@@ -220,22 +221,6 @@ impl Jobs {
                 Some((VehicleId::parse(&vehicle).ok()?, fix))
             });
             Found::Released { release, result }
-        });
-    }
-
-    /// Takes a position out of the stream that has moved to another place in it.
-    pub(super) fn delete(&self, seq: u64) {
-        let api = self.api.clone();
-        self.start(async move {
-            if let Err(error) = api.delete(seq).await {
-                let error = error.to_string();
-                tracing::debug!(
-                    event = "room_log.delete",
-                    error,
-                    "room log: a moved position stays"
-                );
-            }
-            Found::Deleted
         });
     }
 

@@ -128,6 +128,14 @@ pub(super) fn message_id(
     }
 }
 
+/// Stands in the id of a position that has moved, before the `seq` that it had.
+const RELEASE: &str = ".release.";
+
+/// What deduplicates the move of an upload's position to the end of the log.
+pub(super) fn release_id(room: &str, vehicle: &VehicleId, seq: u64) -> String {
+    format!("{room}.{}{RELEASE}{seq}", subject::encode(vehicle.as_str()))
+}
+
 /// The headers of a publish: stored only if `after` is the last event on its subject.
 pub(super) fn headers(id: &str, by: &str, after: u64) -> HeaderMap {
     let mut headers = HeaderMap::new();
@@ -269,6 +277,12 @@ impl Event {
             stored_at,
             fix: Fix::parse(&message.payload),
         })
+    }
+
+    /// The `seq` of the upload's position that went live with this one.
+    pub(super) fn moved_from(&self) -> Option<u64> {
+        let (_, seq) = self.id.rsplit_once(RELEASE).filter(|_| self.kind == Kind::Live)?;
+        seq.parse().ok()
     }
 
     /// The event as the trait's readers want it.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::api::{PublishAnswer, publish_answer};
 use super::engine::Engine;
 use super::jobs::now;
-use super::message::{Fix, Kind, headers, message_id, payload};
+use super::message::{Fix, Kind, headers, message_id, payload, release_id};
 use super::room::{ONLY, Phase};
 use crate::broker::subject;
 use crate::ids::{ConnId, VehicleId};
@@ -72,11 +72,7 @@ impl Engine {
             self.rooms[room].pending.insert(number);
             let id = match releases {
                 None => message_id(name, &append, || format!("{}-{number}", self.id)),
-                Some(seq) => format!(
-                    "{}.{}.release.{seq}",
-                    self.rooms[room].token,
-                    subject::encode(append.vehicle.as_str())
-                ),
+                Some(seq) => release_id(&self.rooms[room].token, &append.vehicle, seq),
             };
             let id = id.into();
             parts.push(Part { room, vehicle, id, late: false, after: 0, attempt: 0, done: None });
@@ -422,8 +418,8 @@ impl Engine {
                 Some(RoomOutcome { room: room.clone(), seq, verdict })
             })
             .collect();
-        if let Some(seq) = releases {
-            self.jobs.delete(seq);
+        if releases.is_some() {
+            self.releasing -= 1;
         }
         let committed = Committed { append, outcomes };
         if single {

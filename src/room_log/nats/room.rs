@@ -175,6 +175,12 @@ impl Room {
         }
     }
 
+    /// Whether an event that is not after all others is part of what is known.
+    pub(super) fn knows(&mut self, event: &Event) -> bool {
+        let vehicle = self.vehicle(&event.vehicle);
+        event.seq <= self.base || event.seq <= self.track(vehicle).last(event.kind)
+    }
+
     /// Takes note of an event of the stream. Returns whether an event in between is
     /// missing, in which case nothing has changed.
     pub(super) fn note(&mut self, event: &Event, now: i64, told: bool) -> Result<(), Missing> {
