@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 use super::{instances, know, numbered, on, positions};
 use crate::harness::NatsServer;
 use crate::harness::client::Seen;
-use crate::harness::{Client, Server, admin};
+use crate::harness::{Client, PATIENCE, Server, admin};
 
 const BOUND: Duration = Duration::from_millis(5250);
 
@@ -167,10 +168,26 @@ async fn the_last_one_has_nobody_to_hand_over_to() {
 async fn with_nobody_there_it_takes_leave_at_once() {
     let nats = NatsServer::start();
     let mut servers = instances(&nats, 2);
+    // What it says to the others, heard as they hear it.
+    let witness = async_nats::connect(nats.url()).await.unwrap();
+    let mut said = witness.subscribe("milepost.instance").await.unwrap();
+    witness.flush().await.unwrap();
+    let instance = admin::status(&servers[0])["instanceId"].as_str().unwrap().to_owned();
     let signalled = servers[0].terminate();
     let exit = servers[0].wait();
     assert_eq!(exit.code, Some(0), "{:#?}", servers[0].shutdown_lines());
     assert!(exit.at - signalled < Duration::from_millis(2500));
+    // Flushed before the end of the process: it is there already, behind what came before.
+    let bye = async {
+        while let Some(message) = said.next().await {
+            let text = String::from_utf8_lossy(&message.payload).into_owned();
+            if text.contains("bye") && text.contains(&instance) {
+                return true;
+            }
+        }
+        false
+    };
+    assert!(tokio::time::timeout(PATIENCE, bye).await.unwrap());
     know(&servers[1], 0);
 }
 
