@@ -8,7 +8,7 @@ use crate::harness::{NatsServer, Server, Tmpfs};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_pauses_and_loses_nothing() {
     let disk = Tmpfs::mount(48 << 20);
-    let nats =
+    let mut nats =
         NatsServer::start_as(Options { store: Some(disk.path().to_owned()), ..Options::default() });
     let start = || {
         // The broker sets that much aside, and refuses a stream for which it has no room.
