@@ -23,6 +23,8 @@ use crate::room_log::{self, Append, Embedded, Lock, ReadError, RoomLog, StoreFai
 use crate::telemetry::Metrics;
 use crate::time::UnixMillis;
 
+mod shared;
+
 const CONNS: usize = 3;
 const ROOMS: usize = 2;
 const VEHICLES: usize = 4;
