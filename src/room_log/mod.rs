@@ -365,3 +365,6 @@ pub trait RoomLog: Send + Sync {
     /// was sent. Appends called later are dropped with their replies uncalled.
     fn close(&self) -> BoxFuture<'static, ()>;
 }
+
+#[cfg(test)]
+mod suite;

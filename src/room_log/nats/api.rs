@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::message::Subjects;
 use crate::broker::Link;
 use crate::room_log::StoreFailure;
+use crate::time::UnixMillis;
 
 /// How long the broker may take to answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -75,6 +76,14 @@ pub(super) struct StreamInfo {
     pub(super) state: StreamState,
 }
 
+/// The last event of some subjects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Last {
+    pub(super) seq: u64,
+    /// Milliseconds since 1970.
+    pub(super) stored_at: i64,
+}
+
 /// What the server says to a publish.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PublishAnswer {
@@ -86,7 +95,8 @@ pub(super) enum PublishAnswer {
     Failed(ApiError),
 }
 
-/// Speaks to JetStream about one stream.
+/// Speaks to JetStream about one stream. It never deletes a message: nats-server 2.9.10
+/// loses track of which one is a subject's last when one in between is gone.
 #[derive(Debug, Clone)]
 pub(super) struct Api {
     pub(super) link: Link,
@@ -141,8 +151,8 @@ impl Api {
         self.call(&format!("STREAM.INFO.{}", self.subjects.stream()), &Value::Null).await
     }
 
-    /// The highest `seq` on subjects that match; 0: there is none.
-    pub(super) async fn last_seq_of(&self, subject: &str) -> Result<u64, ApiError> {
+    /// The last event on subjects that match.
+    pub(super) async fn last_of(&self, subject: &str) -> Result<Option<Last>, ApiError> {
         #[derive(Deserialize)]
         struct Answer {
             message: Found,
@@ -150,11 +160,15 @@ impl Api {
         #[derive(Deserialize)]
         struct Found {
             seq: u64,
+            time: String,
         }
         let method = format!("STREAM.MSG.GET.{}", self.subjects.stream());
         match self.call::<Answer>(&method, &json!({ "last_by_subj": subject })).await {
-            Ok(answer) => Ok(answer.message.seq),
-            Err(error) if error.is(MESSAGE_NOT_FOUND) => Ok(0),
+            Ok(Answer { message: Found { seq, time } }) => {
+                let stored_at = UnixMillis::parse_rfc3339(&time).ok_or(ApiError::Garbled)?.get();
+                Ok(Some(Last { seq, stored_at }))
+            }
+            Err(error) if error.is(MESSAGE_NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -181,17 +195,6 @@ impl Api {
                 Ok(Some((message.subject, data)))
             }
             Err(error) if error.is(MESSAGE_NOT_FOUND) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Takes the event `seq` out of the stream.
-    pub(super) async fn delete(&self, seq: u64) -> Result<(), ApiError> {
-        let method = format!("STREAM.MSG.DELETE.{}", self.subjects.stream());
-        let body = json!({ "seq": seq, "no_erase": true });
-        match self.call::<Value>(&method, &body).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.is(MESSAGE_NOT_FOUND) => Ok(()),
             Err(error) => Err(error),
         }
     }

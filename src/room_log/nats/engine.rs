@@ -24,6 +24,7 @@ use super::api::{Api, ApiError};
 use super::feed::Later;
 use super::health::Health;
 use super::jobs::{Found, Jobs};
+use super::order::Order;
 use super::publish::Pending;
 use super::reader::Reader;
 use super::room::{Phase, Room};
@@ -144,6 +145,8 @@ pub(super) struct Engine {
     pub(super) later: Vec<Later>,
     /// Rooms whose load or fill failed.
     pub(super) unread: Vec<usize>,
+    /// What was heard and is not in order yet.
+    pub(super) order: Order,
     /// The connection that the feeds were last heard on.
     pub(super) heard_generation: u64,
     /// Loads and fills so far.
@@ -181,6 +184,8 @@ impl Engine {
         })?;
         let (sender, found) = mpsc::unbounded_channel();
         let generation = api.link.generation();
+        let mut order = Order::default();
+        order.set_server(&client.server_info().version, settings.replicas);
         let health = Health::new(&api.link);
         let jobs = Jobs::new(api.clone(), reader, settings.clone(), sender);
         Ok(Self {
@@ -207,6 +212,7 @@ impl Engine {
             releasing: 0,
             later: Vec::new(),
             unread: Vec::new(),
+            order,
             heard_generation: generation,
             works: 0,
             #[cfg(test)]
@@ -232,6 +238,7 @@ impl Engine {
         let mut linked = true;
         loop {
             let feeding = !self.feeds.is_terminated();
+            let due = self.order.due();
             tokio::select! {
                 command = self.commands.recv() => match command {
                     Some(command) => self.command(command),
@@ -250,6 +257,7 @@ impl Engine {
                 }
                 Ok(()) = dropped.changed(), if linked => self.start_all_over(),
                 _ = ticks.tick() => self.tick(),
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             }
             self.take_ready(&mut messages).await;
             self.pump();
@@ -385,6 +393,7 @@ impl Engine {
         for number in idle {
             let room = self.rooms.remove(number);
             self.by_name.remove(&room.id);
+            self.order.forget(number);
             if let Some(subscription) = room.subscription {
                 subscription.abort();
             }

@@ -36,16 +36,22 @@ impl Engine {
             .filter_map(|(room, message)| Some((room, Event::of_feed(subjects, &message)?)))
             .collect();
         events.sort_by_key(|(_, event)| event.seq);
+        let now = Instant::now();
         for (room, event) in events {
             #[cfg(test)]
             if self.loses(&event) {
                 continue;
             }
+            if let Some(event) = self.order.take(room, event, now) {
+                self.hear(room, event);
+            }
+        }
+        while let Some((room, event)) = self.order.next(now) {
             self.hear(room, event);
         }
     }
 
-    fn hear(&mut self, number: usize, event: Event) {
+    pub(super) fn hear(&mut self, number: usize, event: Event) {
         match self.rooms.get_mut(number) {
             None => {}
             Some(room) if room.phase == Phase::Live => self.apply(number, event, true),
@@ -58,6 +64,10 @@ impl Engine {
     fn apply(&mut self, number: usize, event: Event, told: bool) {
         let Some(room) = self.rooms.get_mut(number) else { return };
         if event.seq <= room.upto {
+            // It has been applied, or was read otherwise; or the others overtook it.
+            if told && !room.knows(&event) {
+                self.start_over(number);
+            }
             return;
         }
         match room.note(&event, now(), told) {
@@ -147,7 +157,12 @@ impl Engine {
             }
             Found::Window { room, number, part, vehicle, result } => match result {
                 Ok(events) => {
-                    if let Some(room) = self.rooms.get_mut(room) {
+                    // Unless the room has started over since: these are of what was before.
+                    let room = self.rooms.get_mut(room).and_then(|room| {
+                        let vehicle = room.vehicle(&vehicle);
+                        room.track(vehicle).window_until.map(|_| room)
+                    });
+                    if let Some(room) = room {
                         for event in &events {
                             if let Some(fix) = &event.fix {
                                 let marks = room.marks(&event.vehicle, fix);
@@ -175,12 +190,8 @@ impl Engine {
                 }
             }
             Found::Released { release, result } => match result {
-                Ok(found) => {
-                    self.releasing -= 1;
-                    if let Some((vehicle, fix)) = found {
-                        self.released(&release, vehicle, fix);
-                    }
-                }
+                Ok(Some((vehicle, fix))) => self.released(&release, vehicle, fix),
+                Ok(None) => self.releasing -= 1,
                 Err(_) => self.later.push(Later::Release(release)),
             },
             Found::Stream(result) => self.stream_seen(result),
@@ -212,6 +223,12 @@ impl Engine {
                 let marks = room.marks(&event.vehicle, fix);
                 room.advance(vehicle, event.seq, fix.fix, marks);
             }
+        }
+        for (vehicle, seq, stored_at) in &loaded.late {
+            let vehicle = room.vehicle(vehicle);
+            let track = room.track(vehicle);
+            track.set_last(Kind::Late, *seq);
+            track.late_at = track.late_at.max(*stored_at);
         }
         room.phase = Phase::Live;
         // What came back meanwhile is in the load, but its answer is not.

@@ -145,6 +145,10 @@ impl Engine {
             room.working = false;
             room.work = 0;
         }
+        // The fills put it in order.
+        for (room, event) in self.order.all() {
+            self.hear(room, event);
+        }
         let state = self.api.link.state().borrow().clone();
         if state == (LinkState::Up { generation: now }) {
             self.link_changed(&state);
@@ -177,6 +181,8 @@ impl Engine {
         if *self.epoch.read() != epoch {
             self.epoch_changed(epoch);
         }
+        let version = self.api.link.client().server_info().version;
+        self.order.set_server(&version, self.settings.replicas);
         if self.health.generation.is_some() && self.health.seen != self.health.generation {
             self.health.seen = self.health.generation;
             self.repeat_all();
@@ -194,7 +200,7 @@ impl Engine {
 
     /// The stream is another one: all that was known is of the one before.
     fn epoch_changed(&mut self, epoch: Arc<str>) {
-        let window = i64::try_from(self.settings.dedup_window.as_millis()).unwrap_or(i64::MAX);
+        let window = self.window();
         tracing::warn!(
             event = "room_log.epoch_changed",
             stream = self.api.subjects.stream(),
@@ -229,7 +235,7 @@ impl Engine {
     /// An event was missed and newer ones have been reported. Whoever is in the room is
     /// told to start over.
     pub(super) fn start_over(&mut self, number: usize) {
-        let window = i64::try_from(self.settings.dedup_window.as_millis()).unwrap_or(i64::MAX);
+        let window = self.window();
         let Some(room) = self.rooms.get_mut(number) else { return };
         tracing::warn!(
             event = "room_log.missed",

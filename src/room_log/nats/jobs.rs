@@ -27,7 +27,10 @@ const LISTEN_WITHIN: Duration = Duration::from_secs(3);
 pub(super) struct Loaded {
     pub(super) head: u64,
     pub(super) first: u64,
+    /// The newest position of each vehicle.
     pub(super) newest: Vec<Event>,
+    /// The last late event of each vehicle that has one, and when it was stored.
+    pub(super) late: Vec<(VehicleId, u64, Option<i64>)>,
 }
 
 /// Events that were missed.
@@ -105,7 +108,7 @@ impl Jobs {
         });
     }
 
-    /// Listens to a room, and reads its newest positions.
+    /// Listens to a room, and reads the last events of its vehicles.
     pub(super) fn load(&self, room: usize, work: u64, token: String, listen: bool) {
         let (api, reader, found) = (self.api.clone(), self.reader.clone(), self.found.clone());
         self.start(async move {
@@ -122,13 +125,18 @@ impl Jobs {
                 // After the subscription, on the same connection: what comes behind this
                 // answer's `seq` is heard.
                 let state = api.info().await?.state;
-                let mut newest = Vec::new();
+                let (mut newest, mut late) = (Vec::new(), Vec::new());
                 let take = |seq: u64, event: Option<Event>| {
-                    newest.extend(event.filter(|_| seq <= state.last_seq));
+                    if let Some(event) = event.filter(|_| seq <= state.last_seq) {
+                        match event.kind {
+                            Kind::Live => newest.push(event),
+                            Kind::Late => late.push((event.vehicle, seq, event.stored_at)),
+                        }
+                    }
                     true
                 };
-                reader.scan(&api.subjects.live(&token), From::LastPerSubject, take).await?;
-                Ok(Loaded { head: state.last_seq, first: state.first_seq, newest })
+                reader.scan(&api.subjects.room(&token), From::LastPerSubject, take).await?;
+                Ok(Loaded { head: state.last_seq, first: state.first_seq, newest, late })
             };
             Found::Load { room, work, result: result.await }
         });
@@ -142,7 +150,7 @@ impl Jobs {
                 let filter = api.subjects.room(&token);
                 let head = api.info().await?.state.last_seq;
                 let mut filled = Filled { head, events: Vec::new(), more: false };
-                if api.last_seq_of(&filter).await? > upto {
+                if api.last_of(&filter).await?.is_some_and(|last| last.seq > upto) {
                     let take = |_: u64, event: Option<Event>| {
                         filled.events.extend(event);
                         filled.more = filled.events.len() >= FILL;
@@ -184,7 +192,8 @@ impl Jobs {
         self.start(async move {
             let result = async {
                 let head = api.info().await?.state.last_seq;
-                Ok((head, api.last_seq_of(&api.subjects.room(&token)).await?))
+                let last = api.last_of(&api.subjects.room(&token)).await?;
+                Ok((head, last.map_or(0, |last| last.seq)))
             };
             Found::Head { room, result: result.await }
         });
@@ -194,9 +203,10 @@ impl Jobs {
     pub(super) fn check(&self, room: usize, work: u64, token: &str) {
         let api = self.api.clone();
         let subject = api.subjects.room(token);
-        self.start(
-            async move { Found::Check { room, work, last: api.last_seq_of(&subject).await } },
-        );
+        self.start(async move {
+            let last = api.last_of(&subject).await.map(|last| last.map_or(0, |last| last.seq));
+            Found::Check { room, work, last }
+        });
     }
 
     /// Reads an upload's position, if it is one that has not gone live.
@@ -211,21 +221,6 @@ impl Jobs {
                 Some((VehicleId::parse(&vehicle).ok()?, fix))
             });
             Found::Released { release, result }
-        });
-    }
-
-    /// Takes a position out of the stream that has moved to another place in it.
-    pub(super) fn delete(&self, seq: u64) {
-        let api = self.api.clone();
-        tokio::spawn(async move {
-            if let Err(error) = api.delete(seq).await {
-                let error = error.to_string();
-                tracing::debug!(
-                    event = "room_log.delete",
-                    error,
-                    "room log: a moved position stays"
-                );
-            }
         });
     }
 

@@ -128,6 +128,14 @@ pub(super) fn message_id(
     }
 }
 
+/// Stands in the id of a position that has moved, before the `seq` that it had.
+const RELEASE: &str = ".release.";
+
+/// What deduplicates the move of an upload's position to the end of the log.
+pub(super) fn release_id(room: &str, vehicle: &VehicleId, seq: u64) -> String {
+    format!("{room}.{}{RELEASE}{seq}", subject::encode(vehicle.as_str()))
+}
+
 /// The headers of a publish: stored only if `after` is the last event on its subject.
 pub(super) fn headers(id: &str, by: &str, after: u64) -> HeaderMap {
     let mut headers = HeaderMap::new();
@@ -232,11 +240,10 @@ pub(super) struct Event {
     pub(super) fix: Option<Fix>,
 }
 
-/// An event that a consumer delivered, and how many follow it.
+/// An event that a consumer delivered.
 pub(super) struct Delivered {
     pub(super) event: Option<Event>,
     pub(super) seq: u64,
-    pub(super) pending: u64,
 }
 
 impl Event {
@@ -272,6 +279,12 @@ impl Event {
         })
     }
 
+    /// The `seq` of the upload's position that went live with this one.
+    pub(super) fn moved_from(&self) -> Option<u64> {
+        let (_, seq) = self.id.rsplit_once(RELEASE).filter(|_| self.kind == Kind::Live)?;
+        seq.parse().ok()
+    }
+
     /// The event as the trait's readers want it.
     pub(super) fn into_stored(self) -> Option<StoredPosition> {
         let fix = self.fix?;
@@ -298,9 +311,9 @@ impl Delivered {
             return None;
         }
         let number = |at: usize| tokens.get(from + at)?.parse::<u64>().ok();
-        let (seq, time, pending) = (number(5)?, number(7)?, number(8)?);
+        let (seq, time) = (number(5)?, number(7)?);
         let stored_at = i64::try_from(time / 1_000_000).ok();
-        Some(Self { event: Event::new(subjects, message, seq, 0, stored_at), seq, pending })
+        Some(Self { event: Event::new(subjects, message, seq, 0, stored_at), seq })
     }
 }
 

@@ -18,6 +18,7 @@ mod feed;
 mod health;
 mod jobs;
 mod message;
+mod order;
 mod publish;
 mod reader;
 mod room;

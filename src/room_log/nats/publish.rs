@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::api::{PublishAnswer, publish_answer};
 use super::engine::Engine;
 use super::jobs::now;
-use super::message::{Fix, Kind, headers, message_id, payload};
+use super::message::{Fix, Kind, headers, message_id, payload, release_id};
 use super::room::{ONLY, Phase};
 use crate::broker::subject;
 use crate::ids::{ConnId, VehicleId};
@@ -72,11 +72,7 @@ impl Engine {
             self.rooms[room].pending.insert(number);
             let id = match releases {
                 None => message_id(name, &append, || format!("{}-{number}", self.id)),
-                Some(seq) => format!(
-                    "{}.{}.release.{seq}",
-                    self.rooms[room].token,
-                    subject::encode(append.vehicle.as_str())
-                ),
+                Some(seq) => release_id(&self.rooms[room].token, &append.vehicle, seq),
             };
             let id = id.into();
             parts.push(Part { room, vehicle, id, late: false, after: 0, attempt: 0, done: None });
@@ -157,20 +153,31 @@ impl Engine {
                 return;
             }
             let track = room.track(part.vehicle);
-            if track.busy {
+            if track.busy || track.reading {
                 track.waiting.push_back(sender);
                 return;
             }
         }
+        let parts = pending.parts.len();
+        // Before it starts, so that no other one of its sender gets ahead of it.
+        if let Some(at) = (0..parts).find(|at| self.wants_window(number, *at)) {
+            let part = &self.pending[&number].parts[at];
+            let (room, vehicle) = (part.room, part.vehicle);
+            self.rooms[room].track(vehicle).waiting.push_back(sender);
+            self.read_window(number, at);
+            return;
+        }
+        let Some(pending) = self.pending.get(&number) else { return };
         for part in &pending.parts {
             self.rooms[part.room].track(part.vehicle).busy = true;
         }
-        let parts = pending.parts.len();
-        waiting.pop_front();
-        if waiting.is_empty() {
-            self.senders.remove(&sender);
-        } else {
-            self.due.push_back(sender);
+        if let Some(waiting) = self.senders.get_mut(&sender) {
+            waiting.pop_front();
+            if waiting.is_empty() {
+                self.senders.remove(&sender);
+            } else {
+                self.due.push_back(sender);
+            }
         }
         for part in 0..parts {
             self.judge(number, part);
@@ -187,6 +194,44 @@ impl Engine {
             append.latitude,
             append.longitude,
         )
+    }
+
+    /// Whether more has to be known of the vehicle before a part can be judged. The stream
+    /// knows ids; that a position without a key repeats one that had a key, or where one of
+    /// an upload has moved to, must be looked for, but only where it can be another one than
+    /// the newest.
+    fn wants_window(&self, number: u64, at: usize) -> bool {
+        let Some(pending) = self.pending.get(&number) else { return false };
+        let (append, part) = (&pending.append, &pending.parts[at]);
+        let room = &self.rooms[part.room];
+        let track = &room.tracks[part.vehicle as usize];
+        if pending.releases.is_some() || track.window_until.is_some() {
+            return false;
+        }
+        let uploads = track.late_at.is_some_and(|at| now() < at.saturating_add(self.window()));
+        let keyless = append.key.is_none() && append.fix.is_some();
+        let late = append.quiet || room.judge.is_late(ONLY, part.vehicle, append.fix_time().get());
+        keyless && late || uploads && (keyless || append.key.is_some())
+    }
+
+    /// Reads what the vehicle of a part has within the window.
+    fn read_window(&mut self, number: u64, at: usize) {
+        let window = self.window();
+        let Some(pending) = self.pending.get(&number) else { return };
+        let (vehicle, part) = (pending.append.vehicle.clone(), &pending.parts[at]);
+        let room = &mut self.rooms[part.room];
+        let track = room.track(part.vehicle);
+        let now = now();
+        track.window_until = Some(now.saturating_add(window));
+        track.reading = true;
+        let token = subject::encode(vehicle.as_str());
+        let subject = self.api.subjects.vehicle(&room.token, &token);
+        self.jobs.window(part.room, number, at, vehicle, subject, now.saturating_sub(window));
+    }
+
+    /// The deduplication window in milliseconds.
+    pub(super) fn window(&self) -> i64 {
+        i64::try_from(self.settings.dedup_window.as_millis()).unwrap_or(i64::MAX)
     }
 
     /// Judges one room's part by what is known now, and publishes it.
@@ -214,27 +259,13 @@ impl Engine {
         }
         let late = room.judge.is_late(ONLY, vehicle, fix);
         let kind = if late || append.quiet { Kind::Late } else { Kind::Live };
-        // The stream knows ids. That a position without a key repeats one that had a key
-        // must be looked for, but only where it is not the newest.
-        if kind == Kind::Late
-            && append.key.is_none()
-            && append.fix.is_some()
-            && room.track(vehicle).window_until.is_none()
-        {
-            let window = i64::try_from(self.settings.dedup_window.as_millis()).unwrap_or(i64::MAX);
-            room.track(vehicle).window_until = Some(now.saturating_add(window));
-            let token = subject::encode(append.vehicle.as_str());
-            let subject = self.api.subjects.vehicle(&room.token, &token);
-            self.jobs.window(
-                room_no,
-                number,
-                at,
-                append.vehicle.clone(),
-                subject,
-                now.saturating_sub(window),
-            );
+        if self.wants_window(number, at) {
+            self.read_window(number, at);
             return;
         }
+        let Some(pending) = self.pending.get(&number) else { return };
+        let append = &pending.append;
+        let room = &mut self.rooms[room_no];
         let after = room.track(vehicle).last(kind);
         let vehicle_token = subject::encode(append.vehicle.as_str());
         let subject = self.api.subjects.of(kind, &room.token, &vehicle_token);
@@ -387,8 +418,8 @@ impl Engine {
                 Some(RoomOutcome { room: room.clone(), seq, verdict })
             })
             .collect();
-        if let Some(seq) = releases {
-            self.jobs.delete(seq);
+        if releases.is_some() {
+            self.releasing -= 1;
         }
         let committed = Committed { append, outcomes };
         if single {
@@ -411,6 +442,7 @@ impl Engine {
     /// A newer position than the upload's has come: nothing happens.
     fn drop_release(&mut self, number: u64) {
         let Some(pending) = self.pending.remove(&number) else { return };
+        self.releasing -= 1;
         for (at, part) in pending.parts.iter().enumerate() {
             self.under_way.remove(&part.id);
             self.again.remove(&(number, at));
@@ -469,9 +501,17 @@ impl Engine {
         }
     }
 
-    /// The window of a vehicle has been read: its part is judged with it.
+    /// The window of a vehicle has been read, or could not be: who waited for it goes on.
     pub(super) fn window_read(&mut self, number: u64, at: usize) {
-        self.again.insert((number, at));
+        let Some(part) = self.pending.get(&number).map(|pending| &pending.parts[at]) else {
+            return;
+        };
+        let track = self.rooms[part.room].track(part.vehicle);
+        track.reading = false;
+        self.due.extend(track.waiting.drain(..));
+        if track.busy {
+            self.again.insert((number, at));
+        }
     }
 }
 

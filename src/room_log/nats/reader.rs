@@ -55,8 +55,8 @@ impl Reader {
         Self { api, permits: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// Hands the events on `filter` to `take`, ascending, until there are no more or
-    /// `take` has enough.
+    /// Hands the events on `filter` to `take`, ascending, until the last one that there is
+    /// now, or `take` has enough.
     pub(super) async fn scan(
         &self,
         filter: &str,
@@ -64,21 +64,28 @@ impl Reader {
         mut take: impl FnMut(u64, Option<Event>) -> bool,
     ) -> Result<(), ApiError> {
         let _permit = self.permits.acquire().await.map_err(|_| ApiError::NoAnswer)?;
-        let (name, pending) = self.create(filter, from).await?;
-        let result = if pending == 0 { Ok(()) } else { self.pull(&name, &mut take).await };
+        let Some(last) = self.api.last_of(filter).await? else { return Ok(()) };
+        let nothing = match from {
+            From::Seq(seq) => last.seq < seq,
+            From::Time(at) => last.stored_at < at,
+            From::LastPerSubject => false,
+        };
+        if nothing {
+            return Ok(());
+        }
+        let name = self.create(filter, from).await?;
+        let result = self.pull(&name, last.seq, &mut take).await;
         let method = format!("$JS.API.CONSUMER.DELETE.{}.{name}", self.api.subjects.stream());
         // If it does not arrive the server removes the consumer by itself.
         let _ = self.api.link.publish(method, None, None, bytes::Bytes::new());
         result
     }
 
-    async fn create(&self, filter: &str, from: From) -> Result<(String, u64), ApiError> {
+    async fn create(&self, filter: &str, from: From) -> Result<String, ApiError> {
         #[derive(Deserialize)]
         struct Created {
             name: String,
             config: Value,
-            #[serde(default)]
-            num_pending: u64,
         }
         let mut config = json!({
             "ack_policy": "none",
@@ -109,40 +116,44 @@ impl Reader {
         {
             return Err(ApiError::Garbled);
         }
-        Ok((created.name, created.num_pending))
+        Ok(created.name)
     }
 
+    /// Pulls until `end`. The server's counts of what is pending are not to be relied on
+    /// (2.9.10, with a wildcard in the filter), so neither is its word that there is nothing.
     async fn pull(
         &self,
         name: &str,
+        end: u64,
         take: &mut impl FnMut(u64, Option<Event>) -> bool,
     ) -> Result<(), ApiError> {
         let client = self.api.link.client();
         let inbox = client.new_inbox();
         let mut answers = client.subscribe(inbox.clone()).await.map_err(|_| ApiError::NoAnswer)?;
         let next = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{name}", self.api.subjects.stream());
-        let body = json!({ "batch": BATCH, "no_wait": true }).to_string();
+        let expires = u64::try_from(ANSWER_WITHIN.as_nanos()).unwrap_or(u64::MAX >> 1);
+        let body = json!({ "batch": BATCH, "expires": expires }).to_string();
+        let limit = ANSWER_WITHIN * 2;
         loop {
             if !self.api.link.publish(next.clone(), Some(inbox.clone()), None, body.clone().into())
             {
                 return Err(ApiError::NoAnswer);
             }
             for _ in 0..BATCH {
-                let answer = tokio::time::timeout(ANSWER_WITHIN, answers.next()).await;
+                let answer = tokio::time::timeout(limit, answers.next()).await;
                 let Ok(Some(message)) = answer else { return Err(ApiError::NoAnswer) };
                 match message.status.map(|status| status.as_u16()) {
                     None => {}
-                    Some(404) => return Ok(()),
-                    Some(408) => break,
                     Some(503) => return Err(ApiError::NoResponder),
-                    Some(_) => return Err(ApiError::Garbled),
+                    // The end has not come: retention took it meanwhile, or the server has
+                    // lost the consumer. The caller tries again.
+                    Some(_) => return Err(ApiError::NoAnswer),
                 }
-                let Some(Delivered { event, seq, pending }) =
-                    Delivered::parse(&self.api.subjects, &message)
+                let Some(Delivered { event, seq }) = Delivered::parse(&self.api.subjects, &message)
                 else {
                     return Err(ApiError::Garbled);
                 };
-                if !take(seq, event) || pending == 0 {
+                if !take(seq, event) || seq >= end {
                     return Ok(());
                 }
             }
@@ -216,12 +227,17 @@ impl Reader {
         let from = earliest.map_or(From::Seq(1), |fix| From::Time(fix.saturating_sub(SKEW_MS)));
         let mut held = Held::new(query.limit.max(1), query.max_bytes);
         let take = |_: u64, event: Option<Event>| {
-            let Some(stored) = event.and_then(Event::into_stored) else { return true };
+            let Some(event) = event else { return true };
+            let moved_from = event.moved_from();
+            let Some(stored) = event.into_stored() else { return true };
             let place = Place {
                 fix: stored.fix.get(),
                 vehicle: stored.vehicle.as_str().into(),
                 seq: stored.seq,
             };
+            if let Some(seq) = moved_from {
+                held.remove(Place { seq, ..place.clone() });
+            }
             let wanted = query.from.is_none_or(|from| stored.fix >= from)
                 && query.to.is_none_or(|to| stored.fix <= to)
                 && after.as_ref().is_none_or(|after| place > *after);
@@ -272,11 +288,13 @@ struct Held {
     positions: BTreeMap<Place, StoredPosition>,
     /// The first one that did not fit: nothing behind it may come before it.
     end: Option<Place>,
+    /// The last one that was taken out again.
+    removed: Option<Place>,
 }
 
 impl Held {
     fn new(limit: usize, max_bytes: usize) -> Self {
-        Self { limit, max_bytes, bytes: 0, positions: BTreeMap::new(), end: None }
+        Self { limit, max_bytes, bytes: 0, positions: BTreeMap::new(), end: None, removed: None }
     }
 
     fn put(&mut self, place: Place, position: StoredPosition) {
@@ -295,9 +313,20 @@ impl Held {
         }
     }
 
+    /// Takes one out that has moved to another place.
+    fn remove(&mut self, place: Place) {
+        if let Some(position) = self.positions.remove(&place) {
+            self.bytes -= size(&position);
+            self.removed = self.removed.take().max(Some(place));
+        }
+    }
+
     fn page(self) -> HistoryPage {
-        let last = self.positions.last_key_value().filter(|_| self.end.is_some());
-        let cursor = last.map(|(place, _)| place.cursor());
+        let last = self.positions.last_key_value().map(|(place, _)| place);
+        let cursor = self.end.as_ref().and_then(|end| {
+            let removed = self.removed.as_ref().filter(|place| *place < end);
+            last.max(removed).map(Place::cursor)
+        });
         HistoryPage { events: self.positions.into_values().collect(), cursor }
     }
 }

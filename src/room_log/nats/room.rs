@@ -36,8 +36,13 @@ pub(super) struct Track {
     pub(super) busy: bool,
     /// Who wants to publish next.
     pub(super) waiting: VecDeque<ConnId>,
-    /// The judge knows all marks of the window, until then; needed for late positions only.
+    /// When the last late event was stored; such as an upload's are not in the newest.
+    pub(super) late_at: Option<i64>,
+    /// The judge knows all marks of the window, until then; needed for late positions and
+    /// after them only.
     pub(super) window_until: Option<i64>,
+    /// They are being read.
+    pub(super) reading: bool,
 }
 
 impl Track {
@@ -166,7 +171,14 @@ impl Room {
         for track in &mut self.tracks {
             track.last = [0, 0];
             track.window_until = None;
+            track.late_at = None;
         }
+    }
+
+    /// Whether an event that is not after all others is part of what is known.
+    pub(super) fn knows(&mut self, event: &Event) -> bool {
+        let vehicle = self.vehicle(&event.vehicle);
+        event.seq <= self.base || event.seq <= self.track(vehicle).last(event.kind)
     }
 
     /// Takes note of an event of the stream. Returns whether an event in between is
@@ -179,6 +191,9 @@ impl Room {
             return Err(if event.after > self.upto { Missing::Next } else { Missing::Earlier });
         }
         track.set_last(event.kind, event.seq);
+        if event.kind == Kind::Late {
+            track.late_at = Some(event.stored_at.unwrap_or(now));
+        }
         let remembers = track.window_until.is_some_and(|until| now < until);
         if !remembers {
             track.window_until = None;

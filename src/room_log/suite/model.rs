@@ -1,11 +1,10 @@
-//! The engine against a naive model, through restarts and retention.
+//! Each engine against a naive model, through restarts and retention.
 
 use proptest::prelude::*;
 
 use super::*;
 
 /// The log as protocol.md words it: a list and nothing else.
-#[derive(Default)]
 struct Model {
     rows: Vec<ModelRow>,
     last_seq: u64,
@@ -118,17 +117,12 @@ const VEHICLES: [&str; 3] = ["x", "y", "z"];
 /// Runs the steps against the model. With `small`, retention takes what it may all the
 /// while: then a read is exact or refused, and everything else is as ever, but for what
 /// was both trimmed and forgotten in a restart: keys and times are not used again then.
-async fn run(steps: Vec<Step>, small: bool) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("room.db");
-    let settings = Settings {
-        retention_bytes: if small { 100_000 } else { 4 << 30 },
-        min_free: 0,
-        ..Settings::default()
-    };
-    let mut log = Log::open(&path, &settings).await;
+async fn run(steps: Vec<Step>, store: Store, small: bool) {
+    let mut log = store.open().await;
     let epoch = log.engine.epoch();
-    let mut model = Model::default();
+    // Something is in the log already, so that the first event is none of these rooms.
+    let last_seq = stored(&log.append(position(&["before"], "v", 0)).await);
+    let mut model = Model { rows: Vec::new(), last_seq };
     let mut clock = UnixMillis::now();
     let mut restarts = 0;
     for step in steps {
@@ -185,6 +179,7 @@ async fn run(steps: Vec<Step>, small: bool) {
                     let committed = log.committed().await;
                     assert_eq!(committed[0].outcomes[0].seq, model.last_seq);
                 }
+                log.engine.flush().await;
             }
             Step::Release(_) => {}
             Step::Read(index) => {
@@ -202,12 +197,12 @@ async fn run(steps: Vec<Step>, small: bool) {
             Step::Kill => {
                 restarts += 1;
                 log.kill().await;
-                log = Log::open(&path, &settings).await;
+                log = store.open().await;
             }
             Step::Close => {
                 restarts += 1;
                 log.close().await;
-                log = Log::open(&path, &settings).await;
+                log = store.open().await;
             }
         }
     }
@@ -261,22 +256,33 @@ async fn check_history(log: &Log, model: &Model, number: usize, vehicle: Option<
     assert_eq!(found, expected);
 }
 
+fn block_on(run: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    base();
+    runtime.block_on(run);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn behaves_as_the_naive_model_through_restarts(steps in steps()) {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-            base();
-            run(steps, false).await;
-        });
+    fn embedded_behaves_as_the_model_through_restarts(steps in steps()) {
+        block_on(run(steps, Store::embedded(), false));
     }
 
     #[test]
-    fn behaves_as_the_naive_model_under_retention(steps in steps()) {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-            base();
-            run(steps, true).await;
-        });
+    fn embedded_behaves_as_the_model_under_retention(steps in steps()) {
+        let settings =
+            Settings { retention_bytes: 100_000, min_free: 0, ..Default::default() };
+        block_on(run(steps, Store::embedded_with(settings), true));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(15))]
+
+    #[test]
+    fn nats_behaves_as_the_model_through_restarts(steps in steps()) {
+        block_on(run(steps, Store::nats(), false));
     }
 }
