@@ -38,8 +38,7 @@ process.on("exit", () => {
 class Process {
   constructor(args) {
     this.folder = mkdtempSync(join(tmpdir(), "milepost-browser-"));
-    const env = Object.fromEntries(Object.entries(process.env).filter(([key]) => !key.startsWith("MILEPOST_")));
-    env.TMPDIR = this.folder;
+    const env = { ...environment(), TMPDIR: this.folder };
     this.child = spawn(binary, args, { cwd: this.folder, env, stdio: ["ignore", "pipe", "pipe"] });
     this.exited = once(this.child, "exit");
     const kill = () => this.child.kill("SIGKILL");
@@ -65,6 +64,9 @@ class Process {
     if (code !== 0) throw new Error(`exit code ${code}: ${this.output.slice(-4000)}`);
   }
 }
+
+/** Without the settings of the tests themselves, or of whoever runs them. */
+const environment = () => Object.fromEntries(Object.entries(process.env).filter(([key]) => !key.startsWith("MILEPOST_")));
 
 const settings = (sets) =>
   ["server.listen=127.0.0.1:0", "admin.listen=127.0.0.1:0", ...sets].flatMap((set) => ["--set", set]);
@@ -111,7 +113,7 @@ export class Server extends Process {
 
 /** Runs a command of the binary to its end and returns what it printed. */
 export async function command(...args) {
-  const child = spawn(binary, args, { stdio: ["ignore", "pipe", "inherit"] });
+  const child = spawn(binary, args, { env: environment(), stdio: ["ignore", "pipe", "inherit"] });
   let output = "";
   child.stdout.on("data", (data) => (output += data));
   const [code] = await once(child, "exit");

@@ -34,24 +34,26 @@ function sample() {
     for (const vehicle of globalThis.milepost.drawn) {
       const last = seen.get(vehicle.vehicleId);
       if (!last) {
-        seen.set(vehicle.vehicleId, { ...vehicle, movedAt: now, way: null });
+        seen.set(vehicle.vehicleId, { at: vehicle, anchor: vehicle, way: null, movedAt: now });
         continue;
       }
-      const went = metres(last, vehicle);
+      const went = metres(last.at, vehicle);
       // A display shows sixty frames a second.
       const speed = went.length / (Math.max(ms, 16) / 1000);
       if (speed > found.fastest) Object.assign(found, { fastest: speed, fastestOf: vehicle.vehicleId });
-      if (went.length > 0.5) {
-        if (last.way && went.north * last.way.north + went.east * last.way.east < 0) {
-          found.backwards.push(`${vehicle.vehicleId}: ${went.length.toFixed(1)} m`);
+      // Which way, over half a metre: less is no direction.
+      const way = metres(last.anchor, vehicle);
+      if (way.length > 0.5) {
+        if (last.way && way.north * last.way.north + way.east * last.way.east < 0) {
+          found.backwards.push(`${vehicle.vehicleId}: ${way.length.toFixed(1)} m`);
         }
-        last.way = went;
-        Object.assign(last, { latitude: vehicle.latitude, longitude: vehicle.longitude });
+        last.way = way;
+        last.anchor = vehicle;
       }
-      if (vehicle.fixAt < last.fixAt) found.olderFix.push(vehicle.vehicleId);
-      last.fixAt = vehicle.fixAt;
+      if (vehicle.fixAt < last.at.fixAt) found.olderFix.push(vehicle.vehicleId);
+      last.at = vehicle;
       // One that stands has nothing to show.
-      if (went.length > 0.05 || !(speeds.get(vehicle.vehicleId) > 3)) last.movedAt = now;
+      if (went.length > 0.001 || !(speeds.get(vehicle.vehicleId) > 3)) last.movedAt = now;
       const frozen = now - last.movedAt;
       if (frozen > found.frozenMs) Object.assign(found, { frozenMs: frozen, frozenOf: vehicle.vehicleId });
     }
