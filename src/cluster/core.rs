@@ -53,6 +53,9 @@ pub const KEPT_AFTER: Duration = Duration::from_secs(5);
 /// How long a member is kept whose last connection here ended: longer than the news of its
 /// new connection at another instance takes.
 const MOVE_TAKES: Duration = Duration::from_millis(250);
+/// How long those who come to a room wait for the others' lists of it: whoever comes first
+/// is to see everybody, but nobody waits for an instance that does not answer.
+const LISTS_WITHIN: Duration = Duration::from_millis(500);
 /// How often the versions of what changed lately are said again.
 const DIGEST_EVERY: Duration = Duration::from_secs(10);
 /// How many digests that came back name a change.
@@ -91,6 +94,8 @@ pub(super) enum Output {
     Listen(RoomId),
     Unlisten(RoomId),
     Claim(RoomId, Claims),
+    /// Who is in the room elsewhere is known, as far as it can be.
+    Known(RoomId),
     /// The end of this process has been said.
     Left,
     /// An instance is not heard of any more.
@@ -120,6 +125,8 @@ pub(super) struct Core {
     away: bool,
     /// The end of this process was said: nothing follows.
     over: bool,
+    /// Rooms that were opened and whose lists are still to come, since when.
+    opening: FxHashMap<RoomId, Instant>,
     holds: BinaryHeap<Reverse<(Instant, RoomId, ClientId)>>,
     /// Rooms whose version changed, and how often it will still be said.
     recent: BTreeMap<RoomId, (u64, u8)>,
@@ -146,6 +153,7 @@ impl Core {
             draining: false,
             away: false,
             over: false,
+            opening: FxHashMap::default(),
             holds: BinaryHeap::new(),
             recent: BTreeMap::new(),
             next_beat: now,
@@ -161,7 +169,7 @@ impl Core {
 
     pub(super) fn input(&mut self, input: Input, now: Instant) {
         match input {
-            Input::Opened(room) => self.opened(room),
+            Input::Opened(room) => self.opened(room, now),
             Input::Changed(room, changes) => self.changed(&room, changes, now),
             Input::Closed(room) => self.closed(&room, now),
             Input::Listening(room) => self.listening(&room),
@@ -187,7 +195,8 @@ impl Core {
         }
     }
 
-    fn opened(&mut self, room: RoomId) {
+    fn opened(&mut self, room: RoomId, now: Instant) {
+        self.opening.insert(room.clone(), now);
         let lists = self.rooms.entry(room.clone()).or_insert_with(|| {
             self.out.push(Output::Listen(room));
             Lists::default()
@@ -453,9 +462,29 @@ impl Core {
         self.recent.insert(room.clone(), (lists.version, DIGESTS));
     }
 
+    /// Says of which rooms the lists are there.
+    fn flush_known(&mut self, now: Instant) {
+        if self.opening.is_empty() {
+            return;
+        }
+        let awaited: FxHashSet<&RoomId> = self.asked.keys().map(|(_, room)| room).collect();
+        let echoed = self.is_echoed(now);
+        let (rooms, out) = (&self.rooms, &mut self.out);
+        self.opening.retain(|room, since| {
+            let listening = rooms.get(room).is_some_and(|lists| lists.listening);
+            let known = echoed && listening && !awaited.contains(room);
+            let waits = !known && now - *since < LISTS_WITHIN;
+            if !waits {
+                out.push(Output::Known(room.clone()));
+            }
+            waits
+        });
+    }
+
     /// What is to be done now.
-    pub(super) fn finish(&mut self) -> Vec<Output> {
+    pub(super) fn finish(&mut self, now: Instant) -> Vec<Output> {
         self.flush_rooms();
+        self.flush_known(now);
         self.flush_asks();
         std::mem::take(&mut self.out)
     }

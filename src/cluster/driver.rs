@@ -94,7 +94,7 @@ impl<W: Wire> Driver<W> {
                 for input in taken.drain(..) {
                     core.input(input, now);
                 }
-                core.finish()
+                core.finish(now)
             };
             for output in outputs {
                 self.carry_out(&hub, output);
@@ -109,6 +109,7 @@ impl<W: Wire> Driver<W> {
             Output::Unlisten(room) => self.wire.unlisten(&room),
             Output::Left => self.left.cancel(),
             Output::Claim(room, claims) => hub.claim(&room, &claims),
+            Output::Known(room) => hub.presence_known(&room),
             Output::Lost(node) => tracing::warn!(
                 event = "cluster.instance_lost",
                 instance = &*node,

@@ -10,7 +10,8 @@ use crate::ids::{ClientId, RoomId};
 ///
 /// All of it is called with locks held: implementations take note and return.
 pub trait PresenceBus: Send + Sync {
-    /// Somebody is about to be in the room, nobody was before.
+    /// Somebody is about to be in the room, nobody was before. The room waits for one
+    /// [`Hub::presence_known`](super::Hub::presence_known).
     fn opened(&self, room: &RoomId);
 
     /// Whose first connection came or whose last one went, collected for a while.

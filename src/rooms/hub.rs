@@ -166,10 +166,7 @@ impl Hub {
             match places.get_mut(room) {
                 None => {
                     places.insert(room.clone(), Place::Loading(vec![join]));
-                    if let Some(bus) = self.bus.get() {
-                        bus.opened(room);
-                    }
-                    return Ok(JoinProgress::Waiting { load: true });
+                    return Ok(JoinProgress::Waiting { load: !self.opened(room) });
                 }
                 Some(Place::Loading(waiting)) => {
                     let limit = self.settings.members_per_room;
@@ -182,6 +179,31 @@ impl Hub {
                 // Activated between the two locks.
                 Some(Place::Active(_)) => {}
             }
+        }
+    }
+
+    /// Tells the bus of a room; whether there is one, which then says when the room is to be
+    /// loaded.
+    fn opened(&self, room: &RoomId) -> bool {
+        let bus = self.bus.get();
+        if let Some(bus) = bus {
+            bus.opened(room);
+        }
+        bus.is_some()
+    }
+
+    fn load(&self, room: &RoomId) {
+        if let Some(log) = self.log.get() {
+            log.load_room(room.clone());
+        }
+    }
+
+    /// The bus knows who is in `room` elsewhere: it can be loaded, so that its first members
+    /// are shown everybody.
+    pub fn presence_known(&self, room: &RoomId) {
+        let waits = matches!(self.places.read().get(room), Some(Place::Loading(_)));
+        if waits {
+            self.load(room);
         }
     }
 
@@ -344,11 +366,8 @@ impl Hub {
                 Some(Place::Loading(waiting)) => waiting.push(join),
                 None => {
                     places.insert(room.clone(), Place::Loading(vec![join]));
-                    if let Some(bus) = self.bus.get() {
-                        bus.opened(room);
-                    }
-                    if let Some(log) = self.log.get() {
-                        log.load_room(room.clone());
+                    if !self.opened(room) {
+                        self.load(room);
                     }
                 }
             }

@@ -126,8 +126,9 @@ fn a_stalled_process_declares_nobody_lost() {
         }
         core.input(Input::Tick, start + Duration::from_secs(second));
     }
-    let lost =
-        |core: &mut Core| core.finish().iter().any(|output| matches!(output, Output::Lost(_)));
+    let lost = |core: &mut Core| {
+        core.finish(Instant::now()).iter().any(|output| matches!(output, Output::Lost(_)))
+    };
     assert!(!lost(&mut core));
     // It stands still for a minute; the time is looked at before anything is read.
     let woken = start + Duration::from_secs(64);
@@ -271,7 +272,7 @@ fn nothing_is_said_after_the_last_word() {
     let mut core = Core::new(settings("me"), 0, start);
     core.input(Input::Leave, start);
     let bye = Message::Bye { from: "me".to_owned() };
-    assert_eq!(core.finish(), [Output::Publish(Target::All, bye), Output::Left]);
+    assert_eq!(core.finish(Instant::now()), [Output::Publish(Target::All, bye), Output::Left]);
     core.input(Input::Tick, start + ms(5000));
-    assert_eq!(core.finish(), []);
+    assert_eq!(core.finish(Instant::now()), []);
 }

@@ -1,10 +1,12 @@
 //! One instance of a test: a real hub, its connections, and each subscriber's view.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use prometheus_client::metrics::counter::Counter;
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -14,6 +16,9 @@ use crate::cluster::{Cluster, Settings};
 use crate::ids::{ClientId, ConnId, RoomId};
 use crate::outgoing::{Batch, Queue};
 use crate::protocol::client::Mode;
+use crate::room_log::{
+    Append, HistoryError, HistoryPage, HistoryQuery, Page, ReadError, Release, RoomLog,
+};
 use crate::rooms::{self, Hub, Join, JoinProgress, LeaveReason};
 use crate::telemetry::Metrics;
 
@@ -30,6 +35,54 @@ pub(super) fn client(name: &str) -> ClientId {
 
 pub(super) fn settings(name: &str) -> Settings {
     Settings::new(name.into(), format!("gen-{name}").into(), RECONNECT_MAX)
+}
+
+/// A log of rooms in which nothing ever happened.
+struct NoLog(Weak<Hub>);
+
+impl RoomLog for NoLog {
+    fn load_room(&self, room: RoomId) {
+        if let Some(hub) = self.0.upgrade() {
+            hub.activate(&room, 0, 0, Vec::new());
+        }
+    }
+
+    fn append(&self, _: Append) {}
+    fn unload_room(&self, _: RoomId) {}
+    fn confirm_head(&self, _: RoomId) {}
+    fn release(&self, _: Release) {}
+    fn poke(&self) {}
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn epoch(&self) -> Arc<str> {
+        "".into()
+    }
+
+    fn read(
+        &self,
+        _: RoomId,
+        _: u64,
+        _: u64,
+        _: usize,
+        _: bool,
+    ) -> BoxFuture<'static, Result<Page, ReadError>> {
+        std::future::pending().boxed()
+    }
+
+    fn history(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, HistoryError>> {
+        std::future::pending().boxed()
+    }
+
+    fn flush(&self) -> BoxFuture<'static, ()> {
+        std::future::ready(()).boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'static, ()> {
+        std::future::ready(()).boxed()
+    }
 }
 
 /// A connection in one room.
@@ -74,6 +127,7 @@ impl Site {
         };
         let (hub, announcer) = Hub::new(settings, Arc::new(Metrics::new(&Counter::default())));
         let announcer = tokio::spawn(announcer.run());
+        hub.set_log(Arc::new(NoLog(Arc::downgrade(&hub))));
         let cluster = start(&hub);
         Self { name: name.to_owned(), hub, cluster, conns: BTreeMap::new(), announcer }
     }
@@ -108,9 +162,7 @@ impl Site {
             done: Box::new(|| {}),
         };
         let progress = self.hub.join(&room(at), join).unwrap();
-        if progress == (JoinProgress::Waiting { load: true }) {
-            self.hub.activate(&room(at), 0, 0, Vec::new());
-        }
+        assert_ne!(progress, JoinProgress::Waiting { load: true }, "the bus comes first");
         let conn = Conn {
             room: at.to_owned(),
             client: name.to_owned(),
@@ -127,7 +179,10 @@ impl Site {
 
     pub(super) fn leave(&mut self, id: u64, reason: LeaveReason) {
         let conn = self.conns.remove(&id).unwrap();
-        self.hub.leave(&room(&conn.room), ConnId(id), &client(&conn.client), conn.hidden, reason);
+        let at = room(&conn.room);
+        if self.hub.cancel(&at, ConnId(id)).is_none() {
+            self.hub.leave(&at, ConnId(id), &client(&conn.client), conn.hidden, reason);
+        }
     }
 
     /// Reads all that was sent to everybody here.

@@ -76,7 +76,7 @@ impl One {
             Output::Publish(_, Message::Ask { rooms, .. }) => Some(rooms[0].1),
             _ => None,
         };
-        self.core.finish().into_iter().filter_map(asked).collect()
+        self.core.finish(Instant::now()).into_iter().filter_map(asked).collect()
     }
 
     fn members(&self) -> Vec<String> {
