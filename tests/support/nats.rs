@@ -69,21 +69,20 @@ impl NatsServer {
         let folder = tempfile::tempdir().unwrap();
         let store = options.store.clone().unwrap_or_else(|| folder.path().join("store"));
         let listen = if options.under.is_some() { "0.0.0.0" } else { "127.0.0.1" };
-        for _ in 0..ATTEMPTS {
-            // Another process may take the port between the look and the bind.
+        // Another process may take the port between the look and the bind.
+        let started = (0..ATTEMPTS).find_map(|_| {
             let port = if options.port == 0 { free_port() } else { options.port };
-            let config = folder.path().join("nats.conf");
             let text = format!(
                 "listen: \"{listen}:{port}\"\njetstream {{ store_dir: \"{}\" }}\n{}\n",
                 store.display(),
                 options.lines
             );
+            let config = folder.path().join("nats.conf");
             std::fs::write(&config, text).unwrap();
-            if let Some(child) = spawn(&config, port, &options) {
-                return Self { child, port, folder, options };
-            }
-        }
-        panic!("nats-server does not start");
+            Some((spawn(&config, port, &options)?, port))
+        });
+        let (child, port) = started.expect("nats-server does not start");
+        Self { child, port, folder, options }
     }
 
     /// Where it listens.
