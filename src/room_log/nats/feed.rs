@@ -9,6 +9,7 @@ use super::api::ApiError;
 use super::engine::{Engine, RoomFeed};
 use super::jobs::{Filled, Found, Loaded, now};
 use super::message::{Event, Kind};
+use super::publish::Told;
 use super::room::{Missing, Phase};
 use crate::ids::RoomId;
 use crate::room_log::{Append, Committed, ELSEWHERE, LogEvent, Release, RoomOutcome, Verdict};
@@ -83,14 +84,14 @@ impl Engine {
                 return;
             }
         }
-        if !self.own(&event) && event.kind == Kind::Live && self.rooms[number].reported {
+        if !self.own(&event, Told::Now) && event.kind == Kind::Live && self.rooms[number].reported {
             self.arrived(number, event);
         }
         self.reached(number);
     }
 
     /// Completes what this engine published itself.
-    fn own(&mut self, event: &Event) -> bool {
+    fn own(&mut self, event: &Event, told: Told) -> bool {
         if *event.by != *self.id {
             return false;
         }
@@ -100,7 +101,7 @@ impl Engine {
             Kind::Live => true,
             Kind::Late => pending.append.quiet && !pending.parts[at].late(),
         };
-        self.complete(number, at, event.seq, Verdict::Stored { newest });
+        self.complete(number, at, event.seq, Verdict::Stored { newest }, told);
         true
     }
 
@@ -236,7 +237,7 @@ impl Engine {
         backlog.sort_by_key(|event| event.seq);
         let rest = backlog.split_off(backlog.partition_point(|event| event.seq <= loaded.head));
         for event in &backlog {
-            self.own(event);
+            self.own(event, Told::Already);
         }
         self.report(number, loaded);
         self.go_on(number, rest);

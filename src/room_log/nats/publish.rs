@@ -43,6 +43,15 @@ pub(super) struct Part {
     done: Option<(u64, Verdict)>,
 }
 
+/// Whether those who are in the room are to hear of what is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    /// It is the room's next event.
+    Now,
+    /// It was stored before, or came with a load: told again it would be out of order.
+    Already,
+}
+
 /// What is to happen when a room has been heard up to some `seq`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Then {
@@ -254,7 +263,7 @@ impl Engine {
                 return;
             }
         } else if let Some(seq) = room.judge.duplicate_of(ONLY, vehicle, &marks, now) {
-            self.complete(number, at, seq, Verdict::Duplicate);
+            self.complete(number, at, seq, Verdict::Duplicate, Told::Already);
             return;
         }
         let late = room.judge.is_late(ONLY, vehicle, fix);
@@ -342,8 +351,13 @@ impl Engine {
             return;
         }
         match then {
-            Then::Stored => self.complete(number, at, seq, Verdict::Stored { newest: !late }),
-            Then::Duplicate => self.complete(number, at, seq, Verdict::Duplicate),
+            // Not when it was heard: it is part of what the room was loaded with.
+            Then::Stored => {
+                self.complete(number, at, seq, Verdict::Stored { newest: !late }, Told::Already);
+            }
+            Then::Duplicate => {
+                self.complete(number, at, seq, Verdict::Duplicate, Told::Already);
+            }
             Then::Judge => {
                 let kind = if late || quiet { Kind::Late } else { Kind::Live };
                 let track = room.track(vehicle);
@@ -379,7 +393,14 @@ impl Engine {
     }
 
     /// One room's part is done.
-    pub(super) fn complete(&mut self, number: u64, at: usize, seq: u64, verdict: Verdict) {
+    pub(super) fn complete(
+        &mut self,
+        number: u64,
+        at: usize,
+        seq: u64,
+        verdict: Verdict,
+        told: Told,
+    ) {
         let Some(pending) = self.pending.get_mut(&number) else { return };
         let part = &mut pending.parts[at];
         if part.done.is_some() {
@@ -392,7 +413,7 @@ impl Engine {
         self.free(number, room, vehicle);
         let Some(pending) = self.pending.get(&number) else { return };
         let seen = verdict == Verdict::Stored { newest: true } && !pending.append.quiet;
-        if pending.parts.len() > 1 && seen {
+        if pending.parts.len() > 1 && seen && told == Told::Now {
             let name = self.rooms[room].id.clone();
             let outcome = RoomOutcome { room: name.clone(), seq, verdict };
             let append = copy(&pending.append, name);
@@ -401,14 +422,14 @@ impl Engine {
         if pending.parts.iter().all(|part| part.done.is_some())
             && let Some(pending) = self.pending.remove(&number)
         {
-            self.done(pending);
+            self.done(pending, told);
         }
         self.see_to(room);
     }
 
-    fn done(&mut self, pending: Pending) {
+    fn done(&mut self, pending: Pending, told: Told) {
         let Pending { append, parts, releases } = pending;
-        let single = parts.len() == 1;
+        let now = parts.len() == 1 && told == Told::Now;
         let outcomes: Vec<RoomOutcome> = append
             .rooms
             .iter()
@@ -422,7 +443,7 @@ impl Engine {
             self.releasing -= 1;
         }
         let committed = Committed { append, outcomes };
-        if single {
+        if now {
             self.out.committed(committed);
         } else {
             self.out.answered(committed);

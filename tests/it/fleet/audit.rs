@@ -152,20 +152,26 @@ impl Log {
         for view in &subscriber.views {
             let live = self.rooms.get(&view.room).into_iter().flatten();
             // What nobody waited for may be stored after the sentinel.
-            let end = view.seen.iter().rev().find(|(_, n)| *n == SENTINEL).map(|(seq, _)| *seq);
-            let seen = view.start..=end.unwrap_or(u64::MAX);
-            let live = live.filter(|row| row.seq > view.start && seen.contains(&row.seq));
+            let end = view.seen.iter().position(|(_, n)| *n == SENTINEL);
+            let seen = end.map_or(&view.seen[..], |end| &view.seen[..=end]);
+            let end = end.map_or(u64::MAX, |end| view.seen[end].0);
+            let live = live.filter(|row| row.seq > view.start && row.seq <= end);
             let live = live.filter(|row| !row.late && !row.uploaded);
-            passed_over += check_view(&subscriber.name, view, live);
-            compared += view.seen.len() as u64;
+            passed_over += check_view(&subscriber.name, view, seen, live);
+            compared += seen.len() as u64;
         }
         (compared, passed_over)
     }
 }
 
-fn check_view<'a>(name: &str, view: &View, live: impl Iterator<Item = &'a Row>) -> u64 {
+fn check_view<'a>(
+    name: &str,
+    view: &View,
+    seen: &[(u64, u64)],
+    live: impl Iterator<Item = &'a Row>,
+) -> u64 {
     let room = &view.room;
-    let mut seen = view.seen.iter().copied().peekable();
+    let mut seen = seen.iter().copied().peekable();
     // Vehicles with a position that was passed over and not yet superseded by a newer one.
     let mut owed: FxHashMap<u64, (u64, u64)> = FxHashMap::default();
     let mut passed_over = 0;
