@@ -11,17 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use milepost::client::{Event, Events, ResendRefused};
+use milepost::client::{Event, Events};
 use milepost::protocol::Mode;
 use rustix::process::Signal;
-use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::fleet::{
-    Log, Pace, Progress, Publisher, SENTINEL, Style, Subscriber, audit, now_millis,
-};
-use crate::harness::{Balancer, Client, NatsServer, PATIENCE, Server};
+use crate::fleet::library::{self, Work};
+use crate::fleet::{Log, Pace, Progress, Publisher, Style, Subscriber, now_millis};
+use crate::harness::{Balancer, NatsServer, PATIENCE, Server};
 
 const ROOM: &str = "fleet";
 const INSTANCES: usize = 3;
@@ -46,32 +44,14 @@ impl Size {
 /// What the clients share.
 struct Service {
     url: String,
-    finish: AtomicBool,
+    work: Work,
     /// Everybody is in the room: from now on nobody comes or goes.
     complete: AtomicBool,
-    /// Acknowledgements of a vehicle, events of a subscriber.
-    done: Vec<AtomicU64>,
     /// The members that each subscriber knows of.
     members: Vec<AtomicU64>,
 }
 
 impl Service {
-    fn did(&self, client: usize) {
-        self.done[client].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Waits until every client has done something since now.
-    async fn all_at_work(&self) {
-        let before: Vec<u64> = self.done.iter().map(|done| done.load(Ordering::Relaxed)).collect();
-        let deadline = Instant::now() + 3 * PATIENCE;
-        for (client, before) in before.into_iter().enumerate() {
-            while self.done[client].load(Ordering::Relaxed) == before {
-                assert!(Instant::now() < deadline, "client {client} did not come back");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        }
-    }
-
     /// Waits until every subscriber has heard of everybody.
     async fn all_present(&self, clients: usize) {
         let deadline = Instant::now() + 3 * PATIENCE;
@@ -89,34 +69,12 @@ impl Service {
 }
 
 fn client(name: String, service: &Service) -> (milepost::client::Client, Events) {
-    let resend = ResendRefused { max_resends: 100, new_session_wait: Duration::from_secs(60) };
-    milepost::client::Client::builder()
-        .endpoint(&service.url)
-        .client_id(name)
-        .resend_refused(Some(resend))
-        .start()
-        .unwrap()
+    library::client(name).endpoint(&service.url).start().unwrap()
 }
 
-/// Publishes at the vehicle's pace, one after the other so that none overtakes another;
-/// what a deploy delays is made up for after it.
-async fn drive(place: usize, mut vehicle: Publisher, service: Arc<Service>) -> Publisher {
-    let (client, events) = client(format!("vehicle-{}", vehicle.index), &service);
-    drop(events);
-    client.join(ROOM, Mode::Publish).await.unwrap();
-    let mut ticks = tokio::time::interval(Duration::from_millis(1000 / RATE));
-    while !service.finish.load(Ordering::Relaxed) {
-        ticks.tick().await;
-        let serial = vehicle.made;
-        vehicle.made += 1;
-        let position = vehicle.position(serial);
-        let published = client.publish_keyed([ROOM], &format!("k{serial}"), &position).await;
-        let ack = published.unwrap_or_else(|error| panic!("{serial} was not stored: {error}"));
-        service.did(place);
-        vehicle.record(serial, &ack.rooms, ack.duplicate, &ack.late);
-    }
-    client.close().await;
-    vehicle
+async fn drive(place: usize, vehicle: Publisher, service: Arc<Service>) -> Publisher {
+    let client = client(format!("vehicle-{}", vehicle.index), &service);
+    library::drive(place, vehicle, client, &service.work).await
 }
 
 async fn watch(
@@ -133,7 +91,7 @@ async fn watch(
     while !finished {
         match events.next().await.expect("the client gave up") {
             Event::Location(event) => {
-                service.did(place);
+                service.work.did(place);
                 let n = event.extra["n"].as_u64().unwrap();
                 finished = subscriber.update(ROOM, event.seq, n);
             }
@@ -149,8 +107,7 @@ async fn watch(
             }
             Event::MembersJoined(named) => {
                 assert!(
-                    !service.complete.load(Ordering::Relaxed)
-                        || service.finish.load(Ordering::Relaxed),
+                    !service.complete.load(Ordering::Relaxed) || service.work.is_over(),
                     "{}: said to have come: {named:?}",
                     subscriber.name
                 );
@@ -158,11 +115,13 @@ async fn watch(
                 set_members(members.len() as u64);
             }
             Event::MembersLeft(_) if end == End::Kill => {}
-            Event::MembersLeft(named) => assert!(
-                service.finish.load(Ordering::Relaxed),
-                "{}: said to have left: {named:?}",
-                subscriber.name
-            ),
+            Event::MembersLeft(named) => {
+                assert!(
+                    service.work.is_over(),
+                    "{}: said to have left: {named:?}",
+                    subscriber.name
+                );
+            }
             // On a busy machine a reader may be slow; it is held to what it was told.
             Event::Lagging(told) => subscriber.lagging(ROOM, told.from_seq),
             Event::CaughtUp(told) => subscriber.caught_up(ROOM, told.seq),
@@ -222,9 +181,8 @@ async fn run(size: Size, end: End, quiet: bool) {
     instances.iter().for_each(|instance| balancer.add(instance.public));
     let service = Arc::new(Service {
         url: format!("ws://{}/ws", balancer.public),
-        finish: AtomicBool::new(false),
+        work: Work::of(size.clients()),
         complete: AtomicBool::new(false),
-        done: (0..size.clients()).map(|_| AtomicU64::new(0)).collect(),
         members: (0..size.subscribers).map(|_| AtomicU64::new(0)).collect(),
     });
     let every = Duration::from_millis(1000 / RATE);
@@ -244,7 +202,7 @@ async fn run(size: Size, end: End, quiet: bool) {
     for _ in 0..size.rounds {
         for instance in &mut instances {
             // Not before the last one is over for everybody, and then at a random moment.
-            service.all_at_work().await;
+            service.work.all_at_work().await;
             tokio::time::sleep(Duration::from_millis(fastrand::u64(0..500))).await;
             tokio::task::block_in_place(|| match end {
                 End::Stop => replace(instance, &nats, &mut balancer),
@@ -259,52 +217,30 @@ async fn run(size: Size, end: End, quiet: bool) {
             progress.step(format!("{} clients", size.clients()));
         }
     }
-    service.all_at_work().await;
-    service.finish.store(true, Ordering::Relaxed);
+    service.work.all_at_work().await;
+    service.work.finish.store(true, Ordering::Relaxed);
     let vehicles = vehicles.join_all().await;
-    let mut last = Client::connect(&instances[0], "sentinel").await;
-    last.join(ROOM).await;
-    let sentinel = json!({ "latitude": 1, "longitude": 1, "n": SENTINEL });
-    assert_eq!(last.request("location_update", sentinel).await["type"], "ack");
-    last.close().await;
+    library::publish_sentinel(&instances[0], ROOM).await;
     let subscribers = subscribers.join_all().await;
     for instance in &mut instances {
         instance.terminate();
         assert_eq!(instance.wait().code, Some(0), "{:#?}", instance.shutdown_lines());
     }
-    check(size, &vehicles, &subscribers, &Log::read_stream(&nats.url()).await, progress);
-}
-
-fn check(
-    size: Size,
-    vehicles: &[Publisher],
-    subscribers: &[Subscriber],
-    log: &Log,
-    progress: Progress,
-) {
-    let acked: u64 = vehicles.iter().map(|vehicle| log.check_publisher(vehicle)).sum();
-    let made: u64 = vehicles.iter().map(|vehicle| vehicle.made).sum();
-    assert_eq!(acked, made, "every position that was made was acknowledged in the end");
-    assert_eq!(log.len() as u64, made + 1, "and nothing else but the sentinel is in the log");
-    audit::check_seqs(vehicles, subscribers);
-    audit::check_epochs(subscribers);
-    let (mut compared, mut passed_over) = (0, 0);
-    for subscriber in subscribers {
-        let (seen, passed) = log.check_subscriber(subscriber);
-        compared += seen;
-        passed_over += passed;
-    }
-    let mut gaps: Vec<_> = subscribers.iter().map(|one| one.longest_gap).collect();
-    gaps.sort();
-    let resumes: u64 = subscribers.iter().map(|one| one.resumes).sum();
+    let log = Log::read_stream(&nats.url()).await;
+    let audited = library::check(&vehicles, &subscribers, &log);
+    let gaps = &audited.gaps;
     progress.finish(&format!(
-        "{} instances replaced, {} vehicles at {RATE}/s, {} subscribers: {made} positions, all \
-         acknowledged and once in the log; {compared} events compared ({passed_over} passed over \
-         for newer ones while lagging), {resumes} resumes, 0 resets, 0 lost, 0 doubled, nobody \
-         said to have left; longest gap of a subscriber: p99 {:.2?}, max {:.2?}",
+        "{} instances replaced, {} vehicles at {RATE}/s, {} subscribers: {} positions, all \
+         acknowledged and once in the log; {} events compared ({} passed over for newer ones \
+         while lagging), {} resumes, 0 resets, 0 lost, 0 doubled, nobody said to have left; \
+         longest gap of a subscriber: p99 {:.2?}, max {:.2?}",
         size.rounds * INSTANCES as u64,
         size.vehicles,
         size.subscribers,
+        audited.made,
+        audited.compared,
+        audited.passed_over,
+        audited.resumes,
         gaps[gaps.len() * 99 / 100],
         gaps[gaps.len() - 1],
     ));

@@ -6,6 +6,7 @@
 //! and "doubled" are facts and not statistics.
 
 pub mod audit;
+pub mod library;
 pub mod link;
 pub mod progress;
 pub mod publisher;

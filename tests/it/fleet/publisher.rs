@@ -106,6 +106,11 @@ impl Publisher {
         }
     }
 
+    /// Time between two of its positions.
+    pub fn every(&self) -> Duration {
+        self.pace.every
+    }
+
     /// Whether the fix of this position is older than the ones before it.
     pub fn is_late(&self, n: u64) -> bool {
         self.pace.late && serial(n) % LATE_EVERY == LATE_EVERY - 1
