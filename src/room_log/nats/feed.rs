@@ -67,6 +67,7 @@ impl Engine {
         if event.seq <= room.upto {
             // It has been applied, or was read otherwise; or the others overtook it.
             if told && !room.knows(&event) {
+                self.order.too_late(Instant::now());
                 self.start_over(number);
             }
             return;
@@ -79,6 +80,7 @@ impl Engine {
                 return;
             }
             Err(Missing::Earlier) => {
+                self.order.too_late(Instant::now());
                 self.start_over(number);
                 self.hear(number, event);
                 return;

@@ -4,7 +4,9 @@
 //! client's own thread: with several publishers on a stream of one replica an event can be
 //! overtaken on its way (nats-server 2.9.10 on two busy cores: one in 200, by up to 5 ms).
 //! There, while more than one instance publishes, every event is held for a moment. What
-//! comes later still makes its room start over: nothing is lost without a word.
+//! comes later still makes its room start over: nothing is lost without a word. Each time
+//! the moment gets longer, for starting over loads the broker, which makes it later still;
+//! after a while without it gets shorter again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,22 +16,50 @@ use tokio::time::Instant;
 
 use super::message::Event;
 
-/// How long an event waits for those that it has overtaken.
+/// How long an event waits for those that it has overtaken, at least …
 const HOLD: Duration = Duration::from_millis(20);
+/// … and at most, on a broker that has far more to do than it can.
+const LONGEST: Duration = Duration::from_millis(640);
+/// After how long without one that came too late events wait half as long.
+const CALM: Duration = Duration::from_secs(10);
 /// How long after its last event an instance counts as a publisher.
 const PUBLISHES: Duration = Duration::from_secs(60);
 /// The first server that keeps the order.
 const KEEPS_ORDER: [u64; 3] = [2, 9, 16];
 
 /// Events on their way from the feeds to their rooms.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Order {
     needed: bool,
+    hold: Duration,
+    /// When the hold was changed, or the last event came too late.
+    changed: Option<Instant>,
     publishers: FxHashMap<Box<str>, Instant>,
     held: BTreeMap<u64, (Instant, usize, Event)>,
 }
 
+impl Default for Order {
+    fn default() -> Self {
+        Self {
+            needed: false,
+            hold: HOLD,
+            changed: None,
+            publishers: FxHashMap::default(),
+            held: BTreeMap::new(),
+        }
+    }
+}
+
 impl Order {
+    /// An event came although one after it had waited for it: they wait longer from now on.
+    pub(super) fn too_late(&mut self, now: Instant) {
+        // Those that were late together are one reason.
+        if self.needed && self.changed.is_none_or(|at| now.duration_since(at) > self.hold) {
+            self.hold = (self.hold * 2).min(LONGEST);
+        }
+        self.changed = Some(now);
+    }
+
     /// Notes which server it is.
     pub(super) fn set_server(&mut self, version: &str, replicas: usize) {
         let mut parts = version.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
@@ -58,11 +88,15 @@ impl Order {
 
     /// When the next event has waited long enough.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.held.first_key_value().map(|(_, (since, ..))| *since + HOLD)
+        self.held.first_key_value().map(|(_, (since, ..))| *since + self.hold)
     }
 
     /// The next event that has waited long enough, in the stream's order.
     pub(super) fn next(&mut self, now: Instant) -> Option<(usize, Event)> {
+        if self.hold > HOLD && self.changed.is_none_or(|at| now.duration_since(at) >= CALM) {
+            self.hold /= 2;
+            self.changed = Some(now);
+        }
         if self.due()? > now {
             return None;
         }
@@ -117,6 +151,27 @@ mod tests {
         // Once the other one is silent nothing waits any more.
         let after = start + PUBLISHES * 2;
         assert!(order.take(0, event(5, "c"), after).is_some());
+    }
+
+    #[test]
+    fn the_wait_grows_with_what_comes_too_late_and_shrinks_again() {
+        let mut order = Order::default();
+        order.set_server("2.9.10", 1);
+        let start = Instant::now();
+        for together in 0..5 {
+            order.too_late(start + Duration::from_millis(together));
+        }
+        assert_eq!(order.hold, HOLD * 2);
+        for late in 1..20 {
+            order.too_late(start + LONGEST * 2 * late);
+        }
+        assert_eq!(order.hold, LONGEST);
+        let mut now = start + LONGEST * 40;
+        for _ in 0..10 {
+            now += CALM;
+            assert!(order.next(now).is_none());
+        }
+        assert_eq!(order.hold, HOLD);
     }
 
     #[test]
